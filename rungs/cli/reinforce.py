@@ -23,7 +23,8 @@ from rungs.common.shown_text import command_line, quoted
 @click.option(
     "--trust-verifier",
     is_flag=True,
-    help="Allow the Python file that a task names as its verifier to run. Read it first.",
+    help="Allow the Python files that a task names as its verifier, environment or tools, and the"
+    " tool python, to run. Read them first.",
 )
 @click.option(
     "--audit",
@@ -31,7 +32,13 @@ from rungs.common.shown_text import command_line, quoted
     is_flag=True,
     help="Start nothing; print what the texts sampled so far were paid for, and what looks wrong.",
 )
-def main(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
+@click.option(
+    "--check-environment",
+    "checks_environment",
+    is_flag=True,
+    help="Start nothing; say the same to environments and tools twice, and say what differs.",
+)
+def main(trust_verifier: bool, is_audit: bool, checks_environment: bool, **start: Any) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from
     verifiable rewards, or resume it."""
     with importing():
@@ -47,6 +54,8 @@ def main(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
             "--dry-run: not with reinforcement learning; what the run will take:"
             f" {command_line('plan')} {quoted(run)}"
         )
+    if checks_environment and (command.starts_run or command.replay or is_audit):
+        raise UserError("--check-environment: goes only with --trust-verifier")
     if is_audit:
         if command.starts_run or command.replay or trust_verifier:
             raise UserError("--audit: only reads what is there; it goes with no other option")
@@ -66,7 +75,12 @@ def main(trust_verifier: bool, is_audit: bool, **start: Any) -> None:
                 from rungs.training.start import launch
 
             kind = reinforcement(trust_verifier)
-            if not command.replay:
+            if checks_environment:
+                from rungs.reinforcement.environment_check import check_environment
+
+                text, code = check_environment(own, config, kind)
+                click.echo(text)
+            elif not command.replay:
                 code = launch(own, config, command.start, kind)
             elif find_failed_step(own, command.replay):
                 code = replay.replay(own, command.replay, kind)

@@ -19,6 +19,7 @@ BuiltInVerifier = Literal[
     "exact", "last_number", "gsm8k", "countdown", "sorted", "brackets", "parity", "math"
 ]
 VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
+TOOLS = ("calculator", "python")
 REASONING_GYM = "reasoning-gym:"
 """Prefix of sources from the library reasoning-gym."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
@@ -144,11 +145,27 @@ class TaskConfig(StrictModel):
     math (expressions in LaTeX; the extra `math`), or a Python file in the run folder, such as
     "reward.py", with a function `reward(prompt, completion, answer, info)`; it runs only with
     --trust-verifier. null: the source's own."""
+    environment: str | None = None
+    """Instead of a verifier, a Python file in the run folder, such as "environment.py", with a
+    class `Environment` that answers each turn of the model and rewards it; it runs only with
+    --trust-verifier."""
+    tools: list[str] = Field(default=[])
+    """What the model may call before its answer, which the verifier rewards: calculator, python
+    (runs the model's code), or Python files in the run folder, such as "tools.py". All but the
+    calculator run only with --trust-verifier."""
+    turn_end: Annotated[str, Field(min_length=1)] | None = None
+    """Text with which the model ends a turn besides the end-of-text token, such as "?". For models
+    without a chat template and tasks with an environment."""
+    max_turns: Size = 8
+    """Turns of the model in a completion, with an environment or tools."""
+    max_reply_tokens: Size = 64
+    """Tokens of a reply, without those of the chat template; longer ones are cut, with a
+    warning."""
     verifier_timeout_seconds: Positive = 10.0
     """How long a verifier in another process (a Python file, math, reasoning-gym) may take for one
-    completion."""
+    completion, an environment for one turn, and a tool for one call."""
     verifier_memory_bytes: Bytes = 2 * 2**30
-    """How much address space the process of such a verifier may have."""
+    """How much address space each process of such a verifier, environment or tool may have."""
 
     @check
     def _source_is_known(self) -> Iterator[str]:
@@ -184,6 +201,29 @@ class TaskConfig(StrictModel):
         elif not paths.is_inside(self.verifier):
             yield f'verifier: "{self.verifier}" is not in the run folder'
 
+    @check
+    def _own_code_is_in_the_run_folder(self) -> Iterator[str]:
+        own = {name: "tools" for name in self.tools if name not in TOOLS}
+        if self.environment is not None:
+            own[self.environment] = "environment"
+        for name, key in own.items():
+            if not (name.endswith(VERIFIER_FILE_ENDING) and paths.is_inside(name)):
+                known = f"{', '.join(TOOLS)} or " if key == "tools" else ""
+                file = f"a file *{VERIFIER_FILE_ENDING} in the run folder"
+                yield f'{key}: "{name}" is not {known}{file}'
+
+    @check
+    def _turns_fit(self) -> Iterator[str]:
+        if self.environment and (self.verifier or self.tools):
+            yield "environment: rewards and replies itself; remove verifier and tools, or it"
+        if self.turn_end is not None and not self.environment:
+            yield "turn_end: is for a task with an environment; remove it"
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a completion may have several turns."""
+        return bool(self.environment or self.tools)
+
     @property
     def is_file(self) -> bool:
         """Whether the items come from a file of JSON lines."""
@@ -192,7 +232,8 @@ class TaskConfig(StrictModel):
     @property
     def files(self) -> list[str]:
         """The files that the task names; relative paths start at the run folder."""
-        names = (self.source, self.validation_source, self.verifier)
+        own = (self.verifier, self.environment, *self.tools)
+        names = (self.source, self.validation_source, *own)
         endings = (ITEM_FILE_ENDING, VERIFIER_FILE_ENDING)
         return [name for name in names if name and name.endswith(endings)]
 
@@ -217,8 +258,8 @@ class ReinforceConfig(OptimizationConfig):
     steps: Size
     """Steps of the run. Each samples texts, rewards them and updates the model."""
     max_new_tokens: Size
-    """Maximum number of tokens of a completion, with the end-of-text token. A prompt may have
-    sequence_length − max_new_tokens."""
+    """Maximum number of tokens of a completion, with the end-of-text token, and the replies of an
+    environment or of tools. A prompt may have sequence_length − max_new_tokens."""
     prompts_per_step: Size = 16
     """Prompts in a step."""
     samples_per_prompt: Annotated[int, Field(ge=2, le=2**31 - 1)] = 8
@@ -266,8 +307,8 @@ class ReinforceConfig(OptimizationConfig):
     reference: str | None = None
     """Weights of the reference for the KL divergence, as in start_from. null: start_from itself."""
     mask_truncated: bool = False
-    """Whether to leave completions that reached max_new_tokens out of the loss and of the means of
-    their groups."""
+    """Whether to leave completions that reached max_new_tokens or max_turns out of the loss and of
+    the means of their groups."""
     validation_samples: MayChange[Size] = 8
     """Completions of each held-out item in a validation, for pass@1 and for pass@k up to this k."""
     sampling_batch_size: MayChange[Size | None] = None

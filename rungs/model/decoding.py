@@ -42,7 +42,7 @@ class Prompts(NamedTuple):
     keys_B: Array
     """One random key per row."""
     generated: Array | int
-    """Tokens at the end of each row that were generated, not prompted."""
+    """Tokens at the end of each row, or of all rows, since the prompt ended."""
 
 
 class DecodingState(NamedTuple):
@@ -164,8 +164,8 @@ class Decoder:
     ) -> DecodingState:
         """Add the token after `tokens_BS`: prompts, or the state's tokens from `first_slot` on."""
         logits_BV, caches = self.last_logits(weights, state, tokens_BS, first_slot)
-        number = state.slot - state.sampling_offset
-        keys_B = jax.vmap(jax.random.fold_in, (0, None))(state.keys_B, number)
+        numbers_B = jnp.broadcast_to(state.slot - state.sampling_offset, state.ends_B.shape)
+        keys_B = jax.vmap(jax.random.fold_in)(state.keys_B, numbers_B)
         seen_BV = seen_tokens(state, self.config.vocab_size)
         tokens_B = next_tokens(sampling, logits_BV, seen_BV, keys_B)
         stopped_B = state.stopped_B

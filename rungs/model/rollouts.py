@@ -30,7 +30,7 @@ class RolloutRequest(NamedTuple):
     prompt_tokens: int
     """The length to which prompts are padded."""
     new_tokens: int
-    """Maximum number of tokens to add to each prompt."""
+    """Maximum number of tokens after each prompt."""
     temperature: float
     """Divisor of the logits, above 0."""
     stop_tokens: tuple[int, ...]
@@ -58,6 +58,8 @@ class Batch(NamedTuple):
     unused_B: Array
     """True for rows that only pad the batch."""
     numbers_BK: Array
+    generated_B: Array
+    """Tokens of each row that are not of its prompt."""
 
 
 class SampledBatch(NamedTuple):
@@ -115,6 +117,7 @@ class RolloutSampler:
         prompts: Sequence[Sequence[int]],
         randomness: Sequence[Sequence[int]],
         request: RolloutRequest,
+        generated: Sequence[int] | None = None,
     ) -> list[Rollout]:
         """Return a text for each prompt. With several processes, all must call this with the same
         arguments.
@@ -123,25 +126,31 @@ class RolloutSampler:
             prompts: token ids, at least one each.
             randomness: for each prompt, the numbers that seed its text, such as seed, step, prompt
                 and sample; equally many, below 2³².
+            generated: how many tokens at the end of each prompt already count as new ones, so that
+                a text goes on with the random numbers of its next tokens. Default: none.
 
         Raises:
             ValueError: a prompt is empty, has a token id that the model doesn't have, or is longer
                 than `prompt_tokens` or, with the new tokens, than the context; or prompts in a
                 group of `rows_per_prompt` differ."""
-        self._check(prompts, request)
+        known = list(generated or [0] * len(prompts))
+        self._check(prompts, request, known)
         size = request.batch_size
+        parts = (slice(at, at + size) for at in range(0, len(prompts), size))
         batches = (
-            self._start(prompts[at : at + size], randomness[at : at + size], request)
-            for at in range(0, len(prompts), size)
+            self._start(prompts[part], randomness[part], known[part], request) for part in parts
         )
         return list(_read_in_turn(batches))[: len(prompts)]
 
-    def _check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
+    def _check(
+        self, prompts: Sequence[Sequence[int]], request: RolloutRequest, generated: Sequence[int]
+    ) -> None:
         self._decoder.check(prompts)
-        longest, groups = max(map(len, prompts), default=0), request.rows_per_prompt
-        room = self._decoder.config.context_length - request.new_tokens
-        if longest > (most := min(request.prompt_tokens, room)):
-            raise ValueError(f"a prompt has {longest} tokens; at most {most} fit")
+        room, groups = self._decoder.config.context_length, request.rows_per_prompt
+        for prompt, count in zip(prompts, generated, strict=True):
+            most = min(request.prompt_tokens, room - request.new_tokens + count)
+            if len(prompt) > most:
+                raise ValueError(f"a prompt has {len(prompt)} tokens; at most {most} fit")
         if any(prompt != prompts[row - row % groups] for row, prompt in enumerate(prompts)):
             raise ValueError(f"not all {groups} rows of a group have the same prompt")
 
@@ -149,6 +158,7 @@ class RolloutSampler:
         self,
         prompts: Sequence[Sequence[int]],
         randomness: Sequence[Sequence[int]],
+        generated: Sequence[int],
         request: RolloutRequest,
     ) -> SampledBatch:
         """Start sampling a batch; the last one may have fewer prompts than rows."""
@@ -156,7 +166,9 @@ class RolloutSampler:
         rows_B = np.where(used_B, np.arange(request.batch_size), 0)
         tokens_BS, padding_B = pad_left([prompts[row] for row in rows_B], request.prompt_tokens)
         numbers_BK = np.array([randomness[row] for row in rows_B], np.uint32)
-        batch = Batch(*map(self._placed, (tokens_BS, padding_B, ~used_B, numbers_BK)))
+        generated_B = np.array([generated[row] for row in rows_B], np.int32)
+        arrays = tokens_BS, padding_B, ~used_B, numbers_BK, generated_B
+        batch = Batch(*map(self._placed, arrays))
         return self._jit_sample(self._weights, batch, request=request)
 
     def _placed(self, rows: np.ndarray) -> Array:
@@ -173,20 +185,24 @@ class RolloutSampler:
         keys_B = jax.vmap(jax.random.key)(first_B)
         for numbers_B in others:
             keys_B = jax.vmap(jax.random.fold_in)(keys_B, numbers_B)
-        prompts = Prompts(batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, 0)
+        prompts = Prompts(
+            batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, batch.generated_B
+        )
         first = request.prompt_tokens
         slots = first + request.new_tokens
         state = self._decoder.initial_state(prompts, slots, keep_log_probs=True)
         if first > 1:
             state = self._read_prompts(weights, state, first - 1, request.rows_per_prompt)
-        state = self._decoder.decode(weights, state, jnp.asarray(slots - 1), sampling=sampling)
+        limit = slots - 1 - batch.generated_B.min()
+        state = self._decoder.decode(weights, state, limit, sampling=sampling)
         assert state.log_probs_BT is not None
         last = self._decoder.config.vocab_size - 1  # replaces UNDEFINED; the loss will be NaN
+        sampled_B, most_B = state.ends_B - first, request.new_tokens - batch.generated_B
         return SampledBatch(
             jnp.minimum(state.tokens_BT[:, first:], last),
             state.log_probs_BT[:, first:],
-            state.ends_B - first,
-            state.stopped_B,
+            jnp.minimum(sampled_B, most_B),
+            state.stopped_B & (sampled_B <= most_B),
         )
 
     def _read_prompts(

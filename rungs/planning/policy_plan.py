@@ -144,7 +144,10 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     dtype = jnp.dtype(jnp.float32) if is_cpu else dtype_of(update.config.train)
-    make = functools.partial(empty_caches, model, rows, config.sequence_length, dtype)
+    # texts that go on after a reply are padded to a quarter of the length, with as much room again
+    has_turns = any(task.has_turns for task in train.tasks)
+    slots = config.sequence_length + has_turns * train.max_new_tokens
+    make = functools.partial(empty_caches, model, rows, slots, dtype)
     caches = jax.tree.leaves(jax.eval_shape(make))
     return sum(array.size * array.dtype.itemsize for array in caches)
 

@@ -127,7 +127,7 @@ def _table(first: Part, last: Part) -> list[str]:
         **parts,
         "correct, says the verifier": _is_correct,
         "ends with the answer": _ends_with_answer,
-        "tokens": lambda c: len(c.tokens),
+        "tokens": lambda c: c.written_tokens,
         "cut off at max_new_tokens": lambda c: not c.finished,
     }
     cells = [
@@ -141,12 +141,12 @@ def _table(first: Part, last: Part) -> list[str]:
 
 
 def _by_length(part: Part) -> list[str]:
-    lengths = sorted({len(completion.tokens) for completion in part.completions})
+    lengths = sorted({completion.written_tokens for completion in part.completions})
     size = -(-len(lengths) // _BINS)
     rows = [["tokens", "reward", "correct", "texts"]]
     for at in range(0, len(lengths), size):
         of_bin = lengths[at : at + size]
-        found = Part(part.steps, [c for c in part.completions if len(c.tokens) in of_bin])
+        found = Part(part.steps, [c for c in part.completions if c.written_tokens in of_bin])
         span, texts = f"{of_bin[0]} to {of_bin[-1]}", f"{len(found.completions):,}"
         rows.append([span, *_means(found), texts])
     return align_columns(rows, left=1).splitlines()

@@ -36,13 +36,14 @@ from rungs.parallel.sharding import Layout
 from rungs.reinforcement import policy_update
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
+from rungs.reinforcement.turn_format import TurnFormat
 from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.catalog import open_task
 from rungs.tasks.checkup import Checkup, check
+from rungs.tasks.environment import Environment
 from rungs.tasks.task import Task
-from rungs.tasks.verifier import Verifier, open_verifier
 from rungs.training import run_report
 from rungs.training.learner import NEVER, Kind, Replayed, Stops, record_fields
 from rungs.training.start import model_and_optimizer
@@ -52,14 +53,15 @@ _MANY_WRONG_STEPS = 5
 
 @dataclasses.dataclass(frozen=True)
 class PolicyInputs:
-    """Tokenizer, tasks and verifiers of a run, opened and checked. See `learner.Inputs`."""
+    """Tokenizer, tasks and environments of a run, opened and checked. See `learner.Inputs`."""
 
     config: ReinforceRunConfig
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
     tasks: list[Task]
-    verifiers: list[Verifier]
-    checkups: list[Checkup]
+    environments: list[Environment]
+    formats: list[TurnFormat]
+    checkups: list[Checkup | None]
     reference: weights_file.Weights | None
     """Weights of the reference for the KL divergence."""
     teacher: weights_file.Weights | None
@@ -113,16 +115,18 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
     if not ends:
         raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
     tasks = [open_task(task, run.path) for task in config.train.tasks]
-    longest = Prompts(tasks, config.train, tokenizer, longest_prompt(config)).longest()
-    verifiers: list[Verifier] = []
+    environments, formats = list[Environment](), list[TurnFormat]()
     for task_config, task in zip(config.train.tasks, tasks, strict=True):
-        opened = open_verifier(task_config, task, run.path, trust_verifier=trust_verifier)
-        verifiers.append(stack.enter_context(opened))
-    checkups: list[Checkup] = []
-    run_on_first(lambda: checkups.extend(map(check, verifiers, tasks)))
+        opened = Environment(task_config, task, run.path, trusts=trust_verifier)
+        environments.append(stack.enter_context(opened))
+        template = published.find_chat_template(weights.path) if task_config.has_turns else None
+        formats.append(TurnFormat(task_config, tokenizer, template, ends, opened.tools))
+    longest = Prompts(tasks, config.train, tokenizer, formats, longest_prompt(config)).longest()
+    checkups: list[Checkup | None] = []
+    run_on_first(lambda: checkups.extend(map(_checked, environments, tasks)))
     reference, teacher = _reference(start), _teacher(start, tokenizer)
     beside = {"reference": reference, "teacher": teacher}
-    checksums = record_of(config.train.tasks, tasks, verifiers, beside)
+    checksums = record_of(config.train.tasks, tasks, environments, beside)
     record = Provenance(checksums, weights.header.tokenizer, file)
     check_all_agree("configs and tasks", f"{config} {record[:2]}")
     if start.saved is not None:
@@ -132,13 +136,19 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         tokenizer=tokenizer,
         stop_tokens=ends,
         tasks=tasks,
-        verifiers=verifiers,
+        environments=environments,
+        formats=formats,
         checkups=checkups,
         reference=reference,
         teacher=teacher,
         longest_prompt=longest,
         record=record,
     )
+
+
+def _checked(environment: Environment, task: Task) -> Checkup | None:
+    """Return the findings about a verifier; None for an environment with rewards of its own."""
+    return check(environment.verifier, task) if environment.verifier else None
 
 
 def _reference(start: Start) -> weights_file.Weights | None:
@@ -199,10 +209,11 @@ class PolicyLearner:
         self._tokens_seen = start.saved.meta.tokens_seen if start.saved else 0
         self.model, self.optimizer = model_and_optimizer(start, config.train.total_updates, mesh)
         self.record = inputs.record
-        self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, longest_prompt(config))
+        longest, formats = longest_prompt(config), inputs.formats
+        self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, formats, longest)
         self._sampler = RolloutSampler(self.model, mesh, dtype_of(config.train))
         self._source = CompletionSource(
-            config, self._sampler, inputs.tokenizer, inputs.stop_tokens, inputs.verifiers
+            config, self._sampler, inputs.stop_tokens, inputs.environments, formats
         )
         weights = inputs.reference
         reference = None if weights is None else load.load_frozen(weights, config, mesh)
@@ -225,17 +236,19 @@ class PolicyLearner:
 
     def retake(self, step: int, _: np.float32 | None = None, *, skipped: bool = False) -> Sampled:
         assert not skipped
-        nothing = self._files.step(step).with_suffix(".absent")
-        updated, seconds = self._sample_and_update(step, nothing, NEVER)
+        file = self._files.step(step)
+        updated, seconds = self._sample_and_update(step, file, NEVER, is_replay=True)
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, None)
 
     def _sample_and_update(
-        self, step: int, file: Path, stops: Stops
+        self, step: int, file: Path, stops: Stops, *, is_replay: bool = False
     ) -> tuple[policy_update.Updated, Seconds]:
-        """Take a step whose verdicts may be in a file. Raises Interrupted before the update."""
+        """Take a step whose answers may be in a file. Raises Interrupted before the update."""
         prompts, samples = self.prompts.of_step(step), self._train.samples_per_prompt
-        completions, seconds = self._source.complete(step, prompts, samples, file, stops.here)
+        completions, seconds = self._source.complete(
+            step, prompts, samples, file, stops.here, is_replay=is_replay
+        )
         if stops.anywhere():
             raise Interrupted
         _report_failures(step, completions)
@@ -247,7 +260,7 @@ class PolicyLearner:
         now = time.perf_counter()
         seconds, self._last_end = now - self._last_end, now
         result = taken.updated.last.step
-        tokens = sum(len(completion.tokens) for completion in taken.completions)
+        tokens = sum(completion.written_tokens for completion in taken.completions)
         self._tokens_seen += tokens
         read = PolicyMetrics(
             **record_fields(self._start, step, result, self._tokens_seen, tokens, seconds),
@@ -335,23 +348,35 @@ class PolicyLearner:
 
 
 def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
-    for task, verifier, one in zip(inputs.tasks, inputs.verifiers, inputs.checkups, strict=True):
+    parts = inputs.tasks, inputs.environments, inputs.checkups
+    for task, environment, one in zip(*parts, strict=True):
+        if one is None:
+            yield f"task {task.name}: {environment.name} replies and rewards"
+            continue
         paid = [f"{kind} for {count}" for kind, count in one.paid.items() if count]
         yield (
-            f"task {task.name}: the verifier {verifier.name} pays right answers most, on"
+            f"task {task.name}: the verifier {environment.name} pays right answers most, on"
             f" {one.items} items, in {one.median_seconds:.2g} s each"
             + (f"; by accident, it paid {', '.join(paid)}" if paid else "")
         )
 
 
 def _report_failures(step: int, completions: list[Completion]) -> None:
-    """Log failures of the verifier; raise RunFailure if it always failed."""
+    """Log failures of verifiers and environments, and odd replies; raise RunFailure if all
+    failed."""
+
+    def share(some: Sequence[object]) -> str:
+        return f"{len(some):,} of {len(completions):,} completions"
+
     failed = [completion for completion in completions if completion.status != "ok"]
+    odd = [one.message for one in completions if one.message and one.status == "ok"]
+    if odd:
+        log.warning("step %d: odd replies, in %s; the first: %s", step, share(odd), odd[0])
     if not failed:
         return
     line = (
-        f"step {step}: the verifier failed on {len(failed):,} of {len(completions):,} completions,"
-        f" which are left out; the first: {failed[0].message}"
+        f"step {step}: the verifier or environment failed on {share(failed)}, which are left out;"
+        f" the first: {failed[0].message}"
     )
     if len(failed) == len(completions):
         raise RunFailure(f"{line}; nothing is left to learn from, so training stops here")
@@ -372,17 +397,15 @@ Checksums = dict[str, dict[str, str]]
 def record_of(
     configs: Sequence[TaskConfig],
     tasks: Sequence[Task],
-    verifiers: Sequence[Verifier],
+    environments: Sequence[Environment],
     beside: Mapping[str, weights_file.Weights | None],
 ) -> Checksums:
-    """Return the checksums of the tasks' files, held-out items and verifiers, and of the weights
-    beside those of the run."""
+    """Return the checksums of the tasks' files, held-out items and code, and of the weights beside
+    those of the run."""
     record: Checksums = {}
-    for number, (config, task, verifier) in enumerate(zip(configs, tasks, verifiers, strict=True)):
+    for number, (config, task, opened) in enumerate(zip(configs, tasks, environments, strict=True)):
         held_out = [[item.prompt, item.answer, item.info] for item in task.validation]
-        parts = {dataset.VALIDATION: json_checksum(held_out), **task.sha256}
-        if verifier.sha256 is not None:
-            parts[verifier.name] = verifier.sha256
+        parts = {dataset.VALIDATION: json_checksum(held_out), **task.sha256, **opened.sha256}
         record[f"{number} {config.source}"] = parts
     for name, weights in beside.items():
         if weights is not None:

@@ -39,7 +39,8 @@ ARRAY_NAMES = "inputs_ABS", "targets_ABS", *(f"{name}_ABS" for name in PolicyTok
 
 
 class PolicyBatch(NamedTuple):
-    """Arrays of all completions, padded at the end; a row is a prompt and its completion."""
+    """Arrays of all completions, padded at the end; a row is a prompt and its completion, with the
+    replies of an environment."""
 
     inputs_NS: np.ndarray
     targets_NS: np.ndarray
@@ -67,7 +68,7 @@ class PolicyBatch(NamedTuple):
             tokens = [*prompt, *completion.tokens]
             inputs_NS[row, : len(tokens)] = tokens
             sampled = slice(len(prompt) - 1, len(tokens) - 1)
-            targets_NS[row, sampled] = completion.tokens
+            targets_NS[row, sampled] = np.where(completion.is_written, completion.tokens, IGNORED)
             log_probs_NS[row, sampled] = completion.log_probs
         last_N = np.where(targets_NS != IGNORED, np.arange(length), 0).max(axis=1)
         order_N = np.lexsort((last_N, has_weight_N))
@@ -190,7 +191,7 @@ class PolicyUpdater:
         advantages_N = advantages(
             rewards_N.reshape(groups), counts_N.reshape(groups), train.advantage
         ).reshape(-1)
-        lengths_N = np.array([len(completion.tokens) for completion in completions])
+        lengths_N = array_of(completions, "written_tokens")
         shares_N = shares(train.step_aggregation, lengths_N, counts_N, train.max_new_tokens)
         has_weight_N = (shares_N != 0) & ((advantages_N != 0) | (self._teacher is not None))
         batch = PolicyBatch.of(prompts, completions, length, has_weight_N)
@@ -270,7 +271,8 @@ def policy_fields(updated: Updated, train: ReinforceConfig) -> dict[str, Any]:
         "rewards": _mean_rewards(completions),
         "correct": float(correct_N.mean()),
         "failed_verdicts": sum(completion.status != "ok" for completion in completions),
-        "mean_tokens": sum(len(c.tokens) for c in completions) / len(completions),
+        "mean_tokens": sum(c.written_tokens for c in completions) / len(completions),
+        "mean_turns": sum(len(c.answered_turns) for c in completions) / len(completions),
         "truncated": float(np.mean([not completion.finished for completion in completions])),
         **group_counts(correct_N.reshape(groups)),
         "equal_groups": int(equal_P.sum()),
@@ -372,6 +374,6 @@ def summarize(completions: Sequence[Completion], samples: int) -> Validation:
         pass_at=pass_at,
         pass_at_1_interval=wilson_interval(pass_at[1], len(correct_PG)),
         reward=float(np.mean([c.verdict.total for c in completions])),
-        mean_tokens=float(np.mean([len(c.tokens) for c in completions])),
+        mean_tokens=float(np.mean([c.written_tokens for c in completions])),
         truncated=float(np.mean([not c.finished for c in completions])),
     )

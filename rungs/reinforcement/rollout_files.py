@@ -10,13 +10,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from rungs.common import disk, errors
-from rungs.model.rollouts import Rollout
 from rungs.run.folder import RunFolder
 from rungs.tasks.task import Item, Status, Verdict
 
@@ -31,6 +30,29 @@ class Prompt(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Turn:
+    """What the model wrote in a turn, and the reply."""
+
+    wrote: str
+    end: int
+    """Index in the completion's `tokens` after the last one of the turn."""
+    reply: str
+    reply_tokens: list[int]
+    """Tokens of the reply with its template, which follow unless the completion ends here."""
+    rewards: dict[str, float]
+    over: bool
+    """Whether the environment ended the completion."""
+    status: Status
+    message: str
+    """What went wrong, or was odd about the reply."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The environment's verdict on the turn."""
+        return Verdict(self.rewards, self.status, self.message)
+
+
+@dataclasses.dataclass(frozen=True)
 class Completion:
     """A sampled text and its verdict."""
 
@@ -42,12 +64,14 @@ class Completion:
     sample: int
     """Index among the completions of the prompt."""
     text: str
+    """With replies."""
     tokens: list[int]
-    """Token ids, including a stop token, if any."""
+    """Token ids, including a stop token, if any, and those of replies."""
     log_probs: list[float]
-    """Log-probability with which each token was sampled, after the temperature, in nats."""
+    """Log-probability with which each token was sampled, after the temperature, in nats; 0 for
+    those of replies."""
     finished: bool
-    """Whether the last token is a stop token; otherwise the text reached max_new_tokens."""
+    """Whether it was not cut off at max_new_tokens or max_turns."""
     answer: str
     rewards: dict[str, float]
     """By name; empty if the verifier failed."""
@@ -57,27 +81,28 @@ class Completion:
     message: str
     advantage: float | None = None
     """None in a validation."""
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    """Empty if only a verifier answered, after one turn."""
 
-    @classmethod
-    def of(
-        cls, prompt: Prompt, place: int, sample: int, text: str, rollout: Rollout, verdict: Verdict
-    ) -> Self:
-        """Return a completion with its verdict."""
-        return cls(
-            task=prompt.task,
-            prompt=prompt.item.prompt,
-            place=place,
-            sample=sample,
-            text=text,
-            tokens=rollout.tokens,
-            log_probs=[float(number) for number in rollout.log_probs],
-            finished=rollout.finished,
-            answer=prompt.item.answer,
-            rewards=verdict.rewards,
-            correct=verdict.correct and verdict.status == "ok",
-            status=verdict.status,
-            message=verdict.message,
-        )
+    @property
+    def answered_turns(self) -> list[Turn]:
+        """The turns, also of a completion with only one."""
+        end, verdict = len(self.tokens), (self.rewards, True, self.status, self.message)
+        return self.turns or [Turn(self.text, end, "", [], *verdict)]
+
+    @property
+    def is_written(self) -> np.ndarray:
+        """Whether each token was written by the model, not by the environment."""
+        places, written = np.arange(len(self.tokens)), np.ones(len(self.tokens), bool)
+        for turn in self.turns:
+            is_reply = (places >= turn.end) & (places < turn.end + len(turn.reply_tokens))
+            written &= ~is_reply
+        return written
+
+    @property
+    def written_tokens(self) -> int:
+        """Number of tokens that the model wrote."""
+        return int(self.is_written.sum())
 
     @property
     def verdict(self) -> Verdict:
@@ -139,18 +164,14 @@ def read(path: Path) -> list[Completion]:
         raise errors.UserError(f"{path}: damaged, or of another version of Rungs") from None
 
 
-def known_verdicts(path: Path, rollouts: Sequence[Rollout]) -> list[Verdict] | None:
-    """Return the verdicts in a file if it has exactly these texts, else None. A step that a kill
-    interrupted samples them again; as timeouts depend on the clock, the first verdicts count."""
-    if not path.is_file():
-        return None
+def read_known(path: Path) -> list[Completion]:
+    """Return the completions in a file, none if it is missing or damaged. A step that a kill
+    interrupted samples them again; as replies and timeouts need not be the same, the first ones
+    count."""
     try:
-        found = read(path)
+        return read(path)
     except errors.UserError:
-        return None
-    if [completion.tokens for completion in found] != [rollout.tokens for rollout in rollouts]:
-        return None
-    return [completion.verdict for completion in found]
+        return []
 
 
 def array_of(completions: Sequence[Completion], field: str) -> np.ndarray:
@@ -171,7 +192,7 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
         "# Samples",
         "",
         "Completions of the first held-out prompts in each validation: the best and the worst of"
-        " those sampled, by reward.",
+        " those sampled, by reward. Of several turns: what the model wrote, and what it saw.",
     ]
     for prompt in sorted(validations[0][1])[:_PROMPTS]:
         lines += _section(prompt, validations)
@@ -202,13 +223,25 @@ def _section(
         correct = f"{sum(c.correct for c in group)} of {len(group)}"
         step = name if name == "start" else f"{int(name):,}"
         mean = sum(c.verdict.total for c in group) / len(group)
-        best, worst = _code(group[-1].text), _code(group[0].text)
+        best, worst = _turn_by_turn(group[-1]), _turn_by_turn(group[0])
         lines.append(f"| {step} | {correct} | {mean:.2f} | {best} | {worst} |")
     return lines
+
+
+def _turn_by_turn(completion: Completion) -> str:
+    """Return a completion for one cell of a Markdown table."""
+    if not completion.turns:
+        return _code(completion.text)
+    parts = [
+        f"wrote {_code(t.wrote)}" + f", saw {_code(t.reply)}" * bool(t.reply)
+        for t in completion.turns
+    ]
+    return ", ".join(parts)
 
 
 def _code(text: str) -> str:
     """Return a text formatted for one cell of a Markdown table."""
     shown = text if len(text) <= _MOST_CHARACTERS else text[:_MOST_CHARACTERS] + "…"
     escaped = shown.replace("\n", "⏎").replace("|", "\\|").replace("`", "ˋ")
+    escaped = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in escaped)
     return f"`{escaped}`" if escaped.strip() else "(empty)"

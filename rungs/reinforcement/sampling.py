@@ -1,5 +1,7 @@
-"""The prompts of steps and validations; their completions, which the first process has verified."""
+"""The prompts of steps and validations; their completions, turn by turn. Only the first process
+asks environments and verifiers."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -10,22 +12,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.common.errors import UserError
+from rungs.common.errors import UserError, readable_line
 from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value
-from rungs.config.reinforce_config import ReinforceConfig
+from rungs.config.reinforce_config import ReinforceConfig, TaskConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.text.tokenizer import Tokenizer
-from rungs.model.rollouts import Rollout, RolloutRequest, RolloutSampler
+from rungs.model.rollouts import RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
-from rungs.reinforcement.rollout_files import Completion, Prompt, known_verdicts
+from rungs.reinforcement.rollout_files import Completion, Prompt, Turn, read, read_known
+from rungs.reinforcement.turn_format import ReplyTokens, TurnFormat
+from rungs.tasks.environment import Environment, Episode, OwnEpisode
 from rungs.tasks.task import Item, Task, Verdict
-from rungs.tasks.verifier import Verifier
 
 _LARGEST_SHUFFLED = 1 << 20
 """Larger tasks draw items at random instead of once per pass."""
 _CHECKED_ITEMS = 1000
 """Prompts of each generated task that are tokenized before the run starts."""
+_MOST_CHARACTERS = 10_000
+"""Of a last reply, which only people read."""
 TRAINING, VALIDATION = 0, 1
 """Part of the seed, so that steps and validations use different random numbers."""
 
@@ -34,9 +39,14 @@ class Prompts:
     """Draws prompts of at most `longest` tokens, which depend only on the config and the step."""
 
     def __init__(
-        self, tasks: Sequence[Task], train: ReinforceConfig, tokenizer: Tokenizer, longest: int
+        self,
+        tasks: Sequence[Task],
+        train: ReinforceConfig,
+        tokenizer: Tokenizer,
+        formats: Sequence[TurnFormat],
+        longest: int,
     ) -> None:
-        self._tasks, self._train = tasks, train
+        self._tasks, self._train, self._formats = tasks, train, formats
         self._tokenizer, self._longest = tokenizer, longest
 
     def of_step(self, step: int) -> list[Prompt]:
@@ -74,7 +84,7 @@ class Prompts:
 
     def _prompt(self, task: int, item: Item) -> Prompt:
         try:
-            tokens = self._tokenizer.encode_prompt(item.prompt)
+            tokens = self._formats[task].prompt(item)
         except UserError:
             unknown = []
             for character in dict.fromkeys(item.prompt):
@@ -82,6 +92,8 @@ class Prompts:
                     self._tokenizer.encode(character)
                 except UserError:
                     unknown.append(character)
+            if not unknown:  # the template refuses it
+                raise
             raise UserError(
                 f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} has"
                 f" characters that the model's tokenizer doesn't know: {' '.join(unknown)}; change"
@@ -109,27 +121,96 @@ class Seconds(NamedTuple):
     verifying: float
 
 
+@dataclasses.dataclass
+class _Rollout:
+    """A completion in the making."""
+
+    prompt: Prompt
+    place: int
+    sample: int
+    known: Completion | None
+    """The recorded one, whose replies count."""
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    log_probs: list[float] = dataclasses.field(default_factory=list)
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    episode: Episode | OwnEpisode | None = None
+    wrote: str = ""
+    """Text of the turn."""
+    is_cut: bool = False
+    """Whether there is no room for more."""
+    is_over: bool = False
+
+    @property
+    def turn_tokens(self) -> list[int]:
+        """The tokens of the turn that has not been answered."""
+        began = self.turns[-1].end + len(self.turns[-1].reply_tokens) if self.turns else 0
+        return self.tokens[began:]
+
+    def take(self, turn: Turn, limits: TaskConfig, room: int) -> None:
+        """Add the answer to a turn, and its tokens if there are further turns."""
+        self.turns.append(turn)
+        is_last = turn.over or turn.status != "ok" or self.is_cut
+        self.is_cut |= not is_last and len(self.turns) == limits.max_turns
+        self.is_cut |= not is_last and len(self.tokens) + len(turn.reply_tokens) >= room
+        self.is_over = is_last or self.is_cut
+        if not self.is_over:
+            self.tokens += turn.reply_tokens
+            self.log_probs += [0.0] * len(turn.reply_tokens)
+
+    def completion(self) -> Completion:
+        """Return the completion when it is over."""
+        failed = next((turn for turn in self.turns if turn.status != "ok"), None)
+        rewards: dict[str, float] = {}
+        for turn in self.turns:
+            for name, reward in turn.rewards.items():
+                rewards[name] = rewards[name] + reward if name in rewards else reward
+        warned = failed or next((turn for turn in self.turns if turn.message), self.turns[-1])
+        verdict = Verdict({} if failed else rewards, warned.status, warned.message)
+        only_verified = len(self.turns) == 1 and not self.turns[0].reply
+        return Completion(
+            task=self.prompt.task,
+            prompt=self.prompt.item.prompt,
+            place=self.place,
+            sample=self.sample,
+            text="".join(turn.wrote + turn.reply for turn in self.turns),
+            tokens=self.tokens,
+            log_probs=self.log_probs,
+            finished=not self.is_cut,
+            answer=self.prompt.item.answer,
+            rewards=verdict.rewards,
+            correct=verdict.correct and verdict.status == "ok",
+            status=verdict.status,
+            message=verdict.message,
+            turns=[] if only_verified else self.turns,
+        )
+
+
+_UNKNOWN = Turn("", 0, "", [], {}, True, "error", "has more turns than were recorded")
+
+
 class CompletionSource:
-    """Samples completions, which stop tokens end, and has their task's verifier judge them."""
+    """Samples completions, whose turns their task's environment answers."""
 
     def __init__(
         self,
         config: ReinforceRunConfig,
         sampler: RolloutSampler,
-        tokenizer: Tokenizer,
         stop_tokens: tuple[int, ...],
-        verifiers: Sequence[Verifier],
+        environments: Sequence[Environment],
+        formats: Sequence[TurnFormat],
     ) -> None:
         size = config.train.sampling_batch_size or config.train.sequences_per_step
         self._rows_per_device = -(-size // sampler.devices)
-        self._seed = config.train.seed
-        self._sampler, self._tokenizer, self._verifiers = sampler, tokenizer, verifiers
+        self._train, self._length = config.train, config.sequence_length
+        self._sampler, self._stops = sampler, stop_tokens
+        self._environments, self._formats = environments, formats
+        turn_ends = {token for one in formats for token in one.turn_ends} - {*stop_tokens}
         self._request = RolloutRequest(
             batch_size=self._rows_per_device * sampler.devices,
             prompt_tokens=longest_prompt(config),
             new_tokens=config.train.max_new_tokens,
             temperature=config.train.temperature,
-            stop_tokens=stop_tokens,
+            stop_tokens=(*stop_tokens, *sorted(turn_ends)),
         )
 
     def complete(
@@ -139,66 +220,141 @@ class CompletionSource:
         samples: int,
         file: Path,
         should_stop: Callable[[], bool],
+        *,
+        is_replay: bool = False,
     ) -> tuple[list[Completion], Seconds]:
         """Return `samples` completions of each prompt, in order, for a step to train on, or for a
         validation (None). All validations use the same random numbers, so that differences reflect
-        the weights. `file` may hold verdicts on the same texts. Raises Interrupted if
-        `should_stop`, called before each verdict, returned True."""
-        rows = [
-            (place, prompt, sample)
+        the weights. `file` may hold the answers to the same texts; in a replay it holds those of
+        environments and tools, which are not asked, and verifiers are asked anyway. Raises
+        Interrupted if `should_stop`, called before each answer, returned True."""
+        numbers = [self._train.seed, *((VALIDATION, 0) if step is None else (TRAINING, step))]
+        has_turns = [task.has_turns for task in self._train.tasks]
+        if is_replay:
+            known = [one for one in read(file) if has_turns[one.task]] if any(has_turns) else []
+        else:
+            known = read_known(file)
+        found, seconds = self._play(numbers, prompts, samples, known, should_stop)
+        if known and not is_replay and [c.tokens for c in known] != [c.tokens for c in found]:
+            found, seconds = self._play(numbers, prompts, samples, [], should_stop)
+        return found, seconds
+
+    def _play(
+        self,
+        numbers: list[int],
+        prompts: Sequence[Prompt],
+        samples: int,
+        known: Sequence[Completion],
+        should_stop: Callable[[], bool],
+    ) -> tuple[list[Completion], Seconds]:
+        """Return completions whose replies are those of `known` ones, if there are any."""
+        recorded = {(one.place, one.sample): one for one in known}
+        rollouts = [
+            _Rollout(prompt, place, sample, recorded.get((place, sample)))
             for place, prompt in enumerate(prompts)
             for sample in range(samples)
         ]
-        numbers = (VALIDATION, 0) if step is None else (TRAINING, step)
-        randomness = [(self._seed, *numbers, place, sample) for place, _, sample in rows]
-        start = time.perf_counter()
-        rollouts = self._sampler.sample(
-            [prompt.tokens for _, prompt, _ in rows],
-            randomness,
-            self._request._replace(rows_per_prompt=math.gcd(samples, self._rows_per_device)),
-        )
-        texts = [self._text(rollout) for rollout in rollouts]
-        sampled = time.perf_counter()
-        verdicts = known_verdicts(file, rollouts) or verify(
-            self._verifiers, [prompt for _, prompt, _ in rows], texts, should_stop
-        )
-        completions = [
-            Completion.of(prompt, place, sample, text, rollout, verdict)
-            for (place, prompt, sample), text, rollout, verdict in zip(
-                rows, texts, rollouts, verdicts, strict=True
-            )
-        ]
-        return completions, Seconds(sampled - start, time.perf_counter() - sampled)
+        rows_per_prompt = math.gcd(samples, self._rows_per_device)
+        request = self._request._replace(rows_per_prompt=rows_per_prompt)
+        going, sampling, answering = rollouts, 0.0, 0.0
+        try:
+            while going:
+                start = time.perf_counter()
+                ended = self._write(going, numbers, request)
+                sampled = time.perf_counter()
+                answers = self._answer(ended, numbers, should_stop)
+                for rollout, turn in zip(ended, answers, strict=True):
+                    limits = self._train.tasks[rollout.prompt.task]
+                    rollout.take(turn, limits, self._train.max_new_tokens)
+                going = [rollout for rollout in going if not rollout.is_over]
+                request = self._going_on(going)
+                sampling += sampled - start
+                answering += time.perf_counter() - sampled
+        finally:
+            for rollout in rollouts:
+                if rollout.episode:
+                    rollout.episode.close()
+        return [rollout.completion() for rollout in rollouts], Seconds(sampling, answering)
 
-    def _text(self, rollout: Rollout) -> str:
-        tokens = rollout.tokens[:-1] if rollout.finished else rollout.tokens
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+    def _going_on(self, rollouts: Sequence[_Rollout]) -> RolloutRequest:
+        """Return a request whose prompts are texts so far, padded to one of four lengths."""
+        longest = max((len(r.prompt.tokens) + len(r.tokens) for r in rollouts), default=1)
+        lengths = (math.ceil(self._length * quarters / 4) for quarters in range(1, 5))
+        return self._request._replace(prompt_tokens=next(n for n in lengths if n >= longest))
+
+    def _write(
+        self, rollouts: Sequence[_Rollout], numbers: list[int], request: RolloutRequest
+    ) -> list[_Rollout]:
+        """Let the model write on, and return the rollouts whose turn has ended."""
+        found = self._sampler.sample(
+            [rollout.prompt.tokens + rollout.tokens for rollout in rollouts],
+            [(*numbers, rollout.place, rollout.sample) for rollout in rollouts],
+            request,
+            [len(rollout.tokens) for rollout in rollouts],
+        )
+        ended = []
+        for rollout, new in zip(rollouts, found, strict=True):
+            rollout.tokens += new.tokens
+            rollout.log_probs += [float(number) for number in new.log_probs]
+            tokens, turn_format = rollout.turn_tokens, self._formats[rollout.prompt.task]
+            is_stopped = new.finished and tokens[-1] in self._stops
+            rollout.wrote = turn_format.text(tokens[:-1] if is_stopped else tokens)
+            has_ended = is_stopped or (new.finished and turn_format.ends(rollout.wrote))
+            rollout.is_cut = not has_ended and len(rollout.tokens) == self._train.max_new_tokens
+            if has_ended or rollout.is_cut:
+                ended.append(rollout)
+        return ended
+
+    def _answer(
+        self, rollouts: Sequence[_Rollout], numbers: list[int], should_stop: Callable[[], bool]
+    ) -> list[Turn]:
+        """Return the answers to turns."""
+
+        def ask() -> str:
+            turns = []
+            for rollout in rollouts:
+                if should_stop():
+                    return ""
+                turns.append(dataclasses.asdict(self._answered(rollout, numbers)))
+            return json.dumps(turns)
+
+        answer = broadcast_from_first(ask)
+        if not answer:
+            raise Interrupted
+        return [Turn(**turn) for turn in json.loads(answer)]
+
+    def _answered(self, rollout: _Rollout, numbers: list[int]) -> Turn:
+        """Return the recorded answer to a turn, or else the environment's."""
+        if rollout.known:
+            known = rollout.known.answered_turns
+            return known[len(rollout.turns)] if len(rollout.turns) < len(known) else _UNKNOWN
+        prompt, turn_format = rollout.prompt, self._formats[rollout.prompt.task]
+        if rollout.episode is None:
+            seed = seed_of(*numbers, rollout.place)
+            rollout.episode = self._environments[prompt.task].begin(prompt.item, seed)
+        return answered(rollout.episode, turn_format, rollout.wrote, len(rollout.tokens))
+
+
+def seed_of(*numbers: int) -> int:
+    """Return the seed of the environments of a group."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def answered(episode: Episode | OwnEpisode, turn_format: TurnFormat, wrote: str, end: int) -> Turn:
+    """Return an episode's answer to a turn whose tokens end at `end`."""
+    reply = episode.step(wrote, turn_format.calls)
+    verdict, seen = reply.verdict, ReplyTokens([], "\n".join(reply.texts)[:_MOST_CHARACTERS], "")
+    if reply.texts and not reply.over:
+        try:
+            seen = turn_format.reply(reply.texts)
+        except UserError as error:
+            problem = readable_line(f"the reply {seen.text!r}: {error}")
+            verdict = Verdict(status="error", message=problem)
+    message = "; ".join(filter(None, (verdict.message, seen.warning)))
+    over = reply.over or verdict.status != "ok"
+    return Turn(wrote, end, seen.text, seen.tokens, verdict.rewards, over, verdict.status, message)
 
 
 def longest_prompt(config: ReinforceRunConfig) -> int:
     """Return the maximum tokens of a prompt."""
     return config.sequence_length - config.train.max_new_tokens
-
-
-def verify(
-    verifiers: Sequence[Verifier],
-    prompts: Sequence[Prompt],
-    texts: Sequence[str],
-    should_stop: Callable[[], bool] = lambda: False,
-) -> list[Verdict]:
-    """Return the verdict on each text by its task's verifier, which only the first process asks.
-    Raises Interrupted if `should_stop`, called before each text, returned True."""
-
-    def ask() -> str:
-        verdicts = []
-        for prompt, text in zip(prompts, texts, strict=True):
-            if should_stop():
-                return ""
-            verdict = verifiers[prompt.task](prompt.item, text)
-            verdicts.append([verdict.rewards, verdict.status, verdict.message])
-        return json.dumps(verdicts)
-
-    answer = broadcast_from_first(ask)
-    if not answer:
-        raise Interrupted
-    return [Verdict(*verdict) for verdict in json.loads(answer)]

@@ -168,9 +168,9 @@ class PolicyMetrics(StepRecord):
     failed_verdicts: Count
     """Completions without a reward, as the verifier failed. They are left out of the update."""
     mean_tokens: Figure
-    """Tokens of a completion."""
+    """Tokens that the model wrote in a completion."""
     truncated: Figure
-    """Share of completions that reached max_new_tokens."""
+    """Share of completions that reached max_new_tokens or max_turns."""
     groups_wrong: Count
     """Prompts with only wrong completions."""
     groups_mixed: Count
@@ -198,6 +198,8 @@ class PolicyMetrics(StepRecord):
     sampling_seconds: Figure
     verifying_seconds: Figure
     updating_seconds: Figure
+    mean_turns: Figure = 1.0
+    """Turns of a completion."""
     validation: Validation | None = None
     """Validation after the step, if due."""
     start_validation: Validation | None = None

@@ -3,7 +3,6 @@
 slots       texts that are generated together, each in a row of one compiled program
 engine      the thread that lets texts join and leave the slots of their model
 protocol    what clients may ask for, and the form of answers
-tool_calls  calls of tools in what a model wrote
 structured  answers of a JSON schema
 served      a model that clients may ask; `--follow`, which loads each new checkpoint
 answering   the answer to one request, from the engine's tokens to text and JSON

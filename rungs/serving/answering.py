@@ -10,11 +10,11 @@ from typing import Any
 from rungs.checkpointing.load import continuation
 from rungs.data.text.stop_strings import StopStrings
 from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tool_calls import CallReader
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import Body, ChatBody, TokenLogProbs
 from rungs.serving.served import Served
 from rungs.serving.structured import Grammar
-from rungs.serving.tool_calls import CallReader
 
 
 class FailedError(Exception):

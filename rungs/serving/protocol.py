@@ -14,9 +14,9 @@ from rungs.common.errors import UserError, did_you_mean
 from rungs.config.option_values import NEW_TOKENS
 from rungs.data.text.messages import TOOL_CALLS, Message, messages_of
 from rungs.data.text.tokenizer import Tokenizer
+from rungs.data.text.tool_calls import with_objects
 from rungs.model.sampling import Sampling
 from rungs.serving.slots import MOST_LIKELY, LogProbs
-from rungs.serving.tool_calls import with_objects
 
 MOST_STOPS, MOST_STOP_CHARACTERS = 4, 1000
 """Each piece of an answer is compared with all beginnings of its stop strings."""

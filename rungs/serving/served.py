@@ -17,11 +17,11 @@ from rungs.checkpointing.weights_file import Weights
 from rungs.common.errors import UserError, reason
 from rungs.common.paths import file_checksum
 from rungs.data.build.chat_dataset import ChatFormat
+from rungs.data.text.tool_calls import call_beginning
 from rungs.model.weight_formats import WeightFormat
 from rungs.serving.engine import Engine, NamedGenerator
 from rungs.serving.protocol import Body, ChatBody, CompletionBody
 from rungs.serving.structured import Grammar, Grammars
-from rungs.serving.tool_calls import call_beginning
 
 SECONDS_BETWEEN_LOOKS = 2.0
 """How often to ask whether a run has a new checkpoint."""

@@ -1,15 +1,18 @@
 """Tasks of reinforcement learning: sources of prompts and answers, split into training and held-out
-items, and the verifiers that reward completions.
+items, and what answers and rewards completions.
 
     catalog             opens the task of a config; the built-in tasks
     task                interface of a source: items, each a prompt with its answer; pseudorandom
                         draws of items, and their split into training and validation
     item_file           items from files of JSON lines
     reasoning_gym       items of the library reasoning-gym
+    environment         answers a completion's turns: a verifier, tools, or the user's environment
+    tools               a calculator, Python and the user's functions
     verifier            opens the verifier of a config; a `reward` function in another process
     built_in_verifiers  exact, last_number, gsm8k, countdown, sorted, brackets, parity
     math_verifier       math: expressions in LaTeX, compared by math-verify
-    reward_child        the program of that process; nothing imports it
+    code_process        calls a user's code in other processes
+    code_child          the program of those processes; nothing imports it
     checkup             checks a verifier before training
 
 To add a built-in task, put its draw and its completions into `BUILT_IN` of `catalog`, and its

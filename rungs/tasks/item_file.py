@@ -38,12 +38,13 @@ class ItemFile(NamedTuple):
 def open_task(config: TaskConfig, run_folder: Path) -> Task:
     """Return the task of a file of items. Raises UserError if there are too few, or for a line that
     is not an item, lacks what its verifier needs, or is both trained on and held out."""
-    source = read(run_folder / config.source, config.verifier)
+    judge = config.verifier or config.environment
+    source = read(run_folder / config.source, judge)
     if config.validation_source is None:
         train, validation = _split(source, config.validation_items)
         checksums = {config.source: source.sha256}
     else:
-        held_out = read(run_folder / config.validation_source, config.verifier)
+        held_out = read(run_folder / config.validation_source, judge)
         for prompt, number in held_out.lines.items():
             if line := source.lines.get(prompt):
                 raise UserError(
@@ -72,8 +73,9 @@ def gold_text(item: Item) -> str:
 
 
 def read(path: Path, verifier: str | None) -> ItemFile:
-    """Return the items of a file, skipping blank lines. A given `verifier` overrides the items'
-    own. Raises UserError, which names file and line, for a line that is not an item."""
+    """Return the items of a file, skipping blank lines. A given `verifier` (or environment)
+    overrides the items' own. Raises UserError, which names file and line, for a line that is not an
+    item."""
     text = strict_json.read_text(path)
     items: list[Item] = []
     lines: dict[str, int] = {}

@@ -280,7 +280,11 @@ def test_the_exception_hook_is_set_when_a_command_begins_not_at_import(
 def test_the_options_of_a_start_start_nothing() -> None:
     given = ["run", "--supervise", "--max-restarts", "3", "--json-log"]
     options = reinforce.main.make_context("reinforce", given).params
-    shared = {key: options[key] for key in options if key not in ("trust_verifier", "is_audit")}
+    shared = {
+        key: options[key]
+        for key in options
+        if key not in ("trust_verifier", "is_audit", "checks_environment")
+    }
     start = StartCommand(**shared)
     assert (start.run, start.supervise, start.max_restarts) == ("run", True, 3)
     assert start.log_options == ["--json-log"]

@@ -9,8 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("*.py", "rungs/**/*.py", "smoke_tests/*.py")
-REWARD_CHILD = ROOT / "rungs/tasks/reward_child.py"
-"""The program in which a user's verifier runs, with `--trust-verifier`."""
+CODE_CHILD = ROOT / "rungs/tasks/code_child.py"
+"""The program in which a user's verifier, environment or tools run, with `--trust-verifier`."""
 PRODUCT = sorted(path for folder in FOLDERS for path in ROOT.glob(folder))
 FORBIDDEN_MODULES = {
     "pickle",
@@ -104,7 +104,7 @@ def test_no_code_is_run_that_was_read() -> None:
     ]
     [line] = found.pop(ROOT / "rungs/model/kernels/splash_attention.py")  # a module of JAX
     assert line.endswith("calls spec.loader.exec_module")
-    assert [line.split(": ")[1] for line in found.pop(REWARD_CHILD)] == [
+    assert [line.split(": ")[1] for line in found.pop(CODE_CHILD)] == [
         "calls exec",
         "calls compile",
     ]
@@ -113,11 +113,11 @@ def test_no_code_is_run_that_was_read() -> None:
 
 def test_nothing_imports_the_program_that_runs_users_code() -> None:
     importers = [
-        path for path in PRODUCT if any(REWARD_CHILD.stem in name for name in imported_names(path))
+        path for path in PRODUCT if any(CODE_CHILD.stem in name for name in imported_names(path))
     ]
     assert importers == []
-    users = [path.name for path in PRODUCT if f"{REWARD_CHILD.stem}.py" in texts_of(path)]
-    assert users == ["verifier.py"]
+    users = [path.name for path in PRODUCT if f"{CODE_CHILD.stem}.py" in texts_of(path)]
+    assert users == ["code_process.py"]
 
 
 @functools.cache

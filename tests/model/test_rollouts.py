@@ -155,6 +155,25 @@ def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
         assert all(one.tokens != two.tokens for one, two in zip(rollouts, others, strict=True))
 
 
+def test_a_text_goes_on_as_if_it_had_not_been_interrupted(sampler: RolloutSampler) -> None:
+    """Wherever each was, with its next random numbers and within its number of tokens."""
+    whole = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    assert {one.finished for one in whole} == {False, True}
+    counts = [len(one.tokens) * part // 6 for part, one in enumerate(whole)]
+    parts = zip(PROMPTS, whole, counts, strict=True)
+    texts = [prompt + one.tokens[:count] for prompt, one, count in parts]
+    rest = sampler.sample(texts, RANDOMNESS, REQUEST._replace(prompt_tokens=36), counts)
+    joined = [
+        Rollout(
+            one.tokens[:count] + other.tokens,
+            np.concatenate([one.log_probs[:count], other.log_probs]),
+            other.finished,
+        )
+        for one, other, count in zip(whole, rest, counts, strict=True)
+    ]
+    assert_same(joined, whole)
+
+
 def test_samples_have_the_frequencies_of_their_log_probs(
     model: GPT, sampler: RolloutSampler
 ) -> None:
@@ -314,7 +333,7 @@ def test_devices_decode_without_waiting_for_each_other() -> None:
     """The loop has no communication; so some rows may stop before those of other devices."""
     sampler = sampler_on("llama", "fsdp", 4)
     rows = sampler._placed(np.zeros((8, 3), np.int32))
-    batch = Batch(rows, rows[:, 0], rows[:, 0] > 0, rows.astype(jnp.uint32))
+    batch = Batch(rows, rows[:, 0], rows[:, 0] > 0, rows.astype(jnp.uint32), rows[:, 0])
     lowered = sampler._jit_sample.lower(sampler._weights, batch, request=MESH_REQUEST)
     assert lowered.out_info.tokens_BT.shape == (8, 5)
     kinds = {one.kind for one in collectives(lowered.compile())}

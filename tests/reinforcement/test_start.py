@@ -20,11 +20,12 @@ from rungs.common.errors import UserError
 from rungs.config.run_config import load_reinforcement_run
 from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.reinforcement import policy_learner as learning
-from rungs.reinforcement import policy_update, sampling
+from rungs.reinforcement import policy_update
 from rungs.reinforcement.policy_learner import PolicyLearner, reinforcement
 from rungs.reinforcement.policy_update import PolicyUpdater
 from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
+from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder
 from rungs.training.failed_steps import find_failed_step, open_failed_step
 from rungs.training.replay import replay as replay_failed
@@ -195,16 +196,16 @@ def test_a_signal_while_verifying_saves_and_loses_nothing(
 ) -> None:
     """In the validation after step 3, which the next start repeats."""
     run = make_reinforcement_run(tmp_path / "run", start)
-    verify, calls = sampling.verify, iter(range(1000))
+    answer, calls = CompletionSource._answer, iter(range(1000))
 
     def interrupted(*args: Any) -> Any:
         if next(calls) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
-        return verify(*args)
+        return answer(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "verify", interrupted)
+        patch.setattr(CompletionSource, "_answer", interrupted)
         assert reinforce(run) == 128 + signal.SIGTERM
     last = list_checkpoints(run.checkpoints)[-1]
     assert (last.step, last.meta.selection_loss) == (3, None)
@@ -400,7 +401,7 @@ def reward(prompt, completion, answer, info):
     run = make_reinforcement_run(tmp_path / "run", start, tasks=[task], steps=4)
     (run.path / "reward.py").write_text(verifier)
     assert reinforce(run, trust_verifier=True) == 0
-    assert "the verifier failed on" in caplog.text
+    assert "the verifier or environment failed on" in caplog.text
     assert "two characters" in caplog.text
     failed = [
         completion

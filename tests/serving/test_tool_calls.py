@@ -10,12 +10,12 @@ from starlette.testclient import TestClient
 
 from rungs.common.errors import UserError
 from rungs.data.text.chat_template import BUILT_IN, ChatTemplate
+from rungs.data.text.tool_calls import Call, CallReader, call_beginning, calls_in
 from rungs.serving.answering import AnswerText
 from rungs.serving.app import App, Limits
 from rungs.serving.engine import Delivery, Text
 from rungs.serving.protocol import ChatBody
 from rungs.serving.served import Loading, Served
-from rungs.serving.tool_calls import Call, CallReader, call_beginning, calls_in
 from tests.data.text.test_chat_template import tokenizer_of
 from tests.serving.conftest import message
 from tests.support.layered_model import write_model

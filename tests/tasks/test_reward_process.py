@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rungs.tasks.code_process import Code
 from rungs.tasks.task import Verdict
 from rungs.tasks.verifier import RewardProcess
 
@@ -22,7 +23,8 @@ def start() -> Iterator[Start]:
 
     def start(body: str, seconds: float = 10, before: str = "") -> RewardProcess:
         text = before + GOOD + body.replace("\n", "\n    ")
-        processes.append(RewardProcess("reward.py", text, seconds, MEMORY_BYTES))
+        code = Code("reward.py", text, "reward", seconds, MEMORY_BYTES)
+        processes.append(RewardProcess(code))
         return processes[-1]
 
     yield start
@@ -138,9 +140,9 @@ def test_no_secrets_and_an_empty_folder_of_its_own(
     ],
 )
 def test_code_that_cannot_be_loaded(code: str, message: str) -> None:
-    process = RewardProcess("reward.py", code, 10, MEMORY_BYTES)
+    process = RewardProcess(Code("reward.py", code, "reward", 10, MEMORY_BYTES))
     try:
-        assert message in process.start()
+        assert message in process.start().message
         assert call(process).status != "ok"
     finally:
         process.close()

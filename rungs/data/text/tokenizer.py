@@ -159,6 +159,13 @@ class Tokenizer:
         with library_errors("the tokenizer's definition is not valid"):
             return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(definition)), self.ends)
 
+    @functools.cached_property
+    def literal(self) -> "Tokenizer":
+        """Like `continuing`, for texts of others: names of special tokens in them are text."""
+        tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(self.continuing.as_json()), self.ends)
+        tokenizer._tokenizer.encode_special_tokens = True
+        return tokenizer
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids. Ids beyond the vocabulary are ignored; bytes that form no
         character become U+FFFD."""

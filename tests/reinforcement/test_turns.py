@@ -1,0 +1,172 @@
+"""Completions with turns: only what the model wrote is learned, the record has every reply, and
+nothing that is recorded is asked again."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rungs.config.run_config import load_reinforcement_run
+from rungs.data.tokens.sequences import IGNORED
+from rungs.reinforcement.environment_check import check_environment
+from rungs.reinforcement.policy_learner import reinforcement
+from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater
+from rungs.reinforcement.rerun import replay
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, Turn, read
+from rungs.run.folder import RunFolder
+from rungs.tasks.environment import Environment
+from tests.reinforcement.test_start import Killed, assert_same_end, kill_in
+from tests.support.charts import draw_no_charts
+from tests.support.tiny_reinforcement import reinforce, steps_of, write_start
+from tests.support.turns import UNREPEATABLE, make_run_with_turns
+
+KIND = reinforcement(trust_verifier=True)
+pytestmark = pytest.mark.usefixtures("no_charts")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_start(tmp_path_factory.mktemp("start") / "weights")
+
+
+@pytest.fixture(scope="module")
+def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return finished(make_run_with_turns(tmp_path_factory.mktemp("whole") / "run", start))
+
+
+@pytest.fixture(scope="module")
+def unrepeatable(start: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = tmp_path_factory.mktemp("unrepeatable") / "run"
+    return finished(make_run_with_turns(folder, start, UNREPEATABLE))
+
+
+def finished(run: RunFolder) -> RunFolder:
+    with pytest.MonkeyPatch.context() as patch:
+        draw_no_charts(patch)
+        assert reinforce(run, trust_verifier=True) == 0
+    return run
+
+
+def completions_of(run: RunFolder) -> list[Completion]:
+    files = RolloutFiles(run.rollouts)
+    return [one for step in steps_of(run) for one in read(files.step(step.global_step))]
+
+
+def test_the_record_has_every_turn(whole: RunFolder) -> None:
+    completions = completions_of(whole)
+    turns = [turn for completion in completions for turn in completion.turns]
+    assert {len(completion.turns) for completion in completions} >= {2, 3}
+    assert {turn.reply for turn in turns} <= {"0:", "1:"}
+    for completion in completions:
+        assert completion.text == "".join(turn.wrote + turn.reply for turn in completion.turns)
+        assert len(completion.log_probs) == len(completion.tokens) <= 10
+        assert (np.array(completion.log_probs)[~completion.is_written] == 0).all()
+        assert (np.array(completion.log_probs)[completion.is_written] < 0).all()
+        bits = {turn.reply[0] for turn in completion.turns}
+        assert len(bits) == 1  # the group's seed
+        total = sum(turn.rewards["length"] for turn in completion.turns)
+        assert completion.rewards["length"] == pytest.approx(total)
+        ended = completion.turns[-1].over
+        assert completion.finished is ended or len(completion.tokens) + 2 >= 10  # no room for more
+    for step in steps_of(whole):
+        assert step.mean_turns > 1
+
+
+def test_log_probs_are_those_of_one_pass_over_the_whole_text(whole: RunFolder) -> None:
+    """Training computes them so, without a cache, also of tokens after replies."""
+    for step in steps_of(whole):
+        assert step.largest_log_prob_gap < 1e-5
+
+
+def test_replies_have_no_weight() -> None:
+    turns = [
+        Turn("ab", 2, "c", [7, 8], {}, False, "ok", ""),
+        Turn("d", 5, "", [], {}, True, "ok", ""),
+    ]
+    keys: dict[str, Any] = dict.fromkeys(("prompt", "text", "answer", "message"), "")
+    keys |= {"task": 0, "place": 0, "sample": 0, "finished": True, "correct": True, "status": "ok"}
+    completion = Completion(
+        **keys,
+        tokens=[5, 6, 7, 8, 9],
+        log_probs=[-1.0, -2.0, 0.0, 0.0, -3.0],
+        rewards={},
+        turns=turns,
+    )
+    batch = PolicyBatch.of([[3, 4]], [completion], 8, np.array([True]))
+    assert batch.inputs_NS.tolist() == [[3, 4, 5, 6, 7, 8, 9, 0]]
+    no = IGNORED
+    assert batch.targets_NS.tolist() == [[no, 5, 6, no, no, 9, no, no]]
+    assert batch.sampler_log_probs_NS.tolist() == [[0, -1, -2, 0, 0, -3, 0, 0]]
+    assert batch.per_token(np.array([0.5])).tolist() == [[0, 0.5, 0.5, 0, 0, 0.5, 0, 0]]
+    assert completion.written_tokens == 3
+
+
+def test_a_killed_run_with_turns_ends_as_if_nothing_had_happened(
+    start: Path, whole: RunFolder, tmp_path: Path
+) -> None:
+    run = make_run_with_turns(tmp_path / "run", start)
+    with pytest.MonkeyPatch.context() as patch:
+        kill_in(patch, PolicyUpdater, "update", 1)
+        with pytest.raises(Killed):
+            reinforce(run, trust_verifier=True)
+    assert reinforce(run, trust_verifier=True) == 0
+    assert_same_end(run, whole)
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("asked again")
+
+
+def test_a_replay_asks_nothing(
+    unrepeatable: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Environment, "begin", refuse)
+    config = load_reinforcement_run(unrepeatable.path)
+    assert replay(unrepeatable, config, "step-000002", KIND) == 0
+    assert "the same 16 texts" in capsys.readouterr().out
+
+
+def test_recorded_steps_are_not_asked_again(
+    unrepeatable: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Environment, "begin", refuse)
+    before = completions_of(unrepeatable)
+    metrics = [step.reproducible for step in steps_of(unrepeatable)]
+    assert reinforce(unrepeatable, rewind_to="step-000000", trust_verifier=True) == 0
+    assert completions_of(unrepeatable) == before
+    assert [step.reproducible for step in steps_of(unrepeatable)] == metrics
+
+
+def test_other_texts_than_the_recorded_ones_are_asked_anew(
+    unrepeatable: RunFolder, tmp_path: Path, start: Path
+) -> None:
+    """Such as those of a step that another version sampled."""
+    run = make_run_with_turns(tmp_path / "run", start, steps=1)
+    files = RolloutFiles(run.rollouts)
+    recorded = read(RolloutFiles(unrepeatable.rollouts).step(0))
+    files.write(files.step(0), [dataclasses.replace(one, tokens=[0]) for one in recorded])
+    assert reinforce(run, trust_verifier=True) == 0
+    turns = [turn for completion in completions_of(run) for turn in completion.turns]
+    assert {turn.reply for turn in turns} <= {"0:", "1:"}
+
+
+def test_the_check_names_what_differs(whole: RunFolder, unrepeatable: RunFolder) -> None:
+    """After the first turn of a recorded completion."""
+    text, code = check_environment(whole, load_reinforcement_run(whole.path), KIND)
+    assert (code, text.splitlines()[-1]) == (0, "the same both times")
+    text, code = check_environment(unrepeatable, load_reinforcement_run(unrepeatable.path), KIND)
+    assert code == 1
+    assert "; ! the second time " in text
+
+
+def test_records_from_before_there_were_turns_are_read(whole: RunFolder, tmp_path: Path) -> None:
+    line = json.loads(RolloutFiles(whole.rollouts).step(0).read_text().splitlines()[0])
+    del line["turns"]
+    (tmp_path / "old.jsonl").write_text(json.dumps(line))
+    [old] = read(tmp_path / "old.jsonl")
+    [turn] = old.answered_turns
+    assert (turn.wrote, turn.verdict, turn.over) == (old.text, old.verdict, True)
+    assert old.written_tokens == len(old.tokens)
