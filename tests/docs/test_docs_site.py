@@ -59,7 +59,7 @@ def test_the_reference_names_every_module(tmp_path: Path, monkeypatch: pytest.Mo
     assert sum(line.startswith("::: ") for line in public) == len(rungs.__all__)
     start = (tmp_path / "reference" / "index.md").read_text()
     assert "- [`rungs.step`](step.md): The compiled steps and the state they update.\n" in start
-    assert "split into training and held-out items, and the verifiers" in start
+    assert "split into training and held-out items, and what answers" in start
     assert "from Python, begin with [the names of `import rungs`](rungs.md)" in start
 
 

@@ -154,6 +154,7 @@ def test_a_mixture_is_found(tmp_path: Path) -> None:
     assert lines[0].startswith("log loss on a = (0.500 ± 0.000) · a + (0.650 ± 0.000) · b")
 
 
+@pytest.mark.long
 def test_scaling_finds_the_law(tmp_path: Path) -> None:
     """Loss = 1.7 + 400 ÷ N^0.34 + 410 ÷ D^0.28 (Hoffmann et al. 2022, equation 10), for which the
     best N grows with C^(0.28 ÷ 0.62)."""

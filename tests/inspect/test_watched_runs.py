@@ -63,6 +63,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> Run
     return run
 
 
+@pytest.mark.long
 def test_watching_changes_no_bit_of_training(plain: RunFolder, watched: RunFolder) -> None:
     assert not plain.layers.exists()
     assert_same_outcome(watched, plain)

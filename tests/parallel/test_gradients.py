@@ -190,7 +190,7 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("sinks", "cp", 2, 4, 1, (FULL,)),
 ]
 
-QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2", "hybrid-fsdp_tp-2x4"}
+QUICK = {"no-layers-fsdp_tp-4x2", "llama-cp-2x4", "olmo-fsdp_tp-4x2"}
 QUICK |= {"latent-fsdp_tp-2x4"}
 """Not long."""
 

@@ -154,6 +154,7 @@ def train(run: RunFolder, datasets: Path, **options: object) -> int:
     return launch(run, load_run(run.path), start, on_datasets(datasets), 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("clock")
 def test_it_resumes_bit_for_bit_and_can_be_extended(
     whole: RunFolder, datasets_dir: Path, tmp_path: Path
