@@ -132,7 +132,7 @@ def test_options_that_do_not_go_with_a_preset(
 
 DEVICE = "tpu-v5p"
 ROW = re.compile(
-    r"^\| `(?P<preset>[^`]+)` \| \[[^\]]+\]\((?P<link>\S+)\) \| (?P<parameters>[\d,]+)"
+    r"^\| \[`(?P<preset>[^`]+)`\]\((?P<link>\S+)\) \| (?P<parameters>[\d,]+)"
     r" \| (?P<devices>\d+) \| (?P<planned>[^|]+) \|(?P<compiled>[^|]+)\|$",
     re.MULTILINE,
 )
