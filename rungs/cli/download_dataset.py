@@ -397,8 +397,8 @@ def _report(dataset: "Dataset") -> None:
                 f" {counted(pairs.answer_tokens, 'token')} in the answers"
             )
     if (chats := dataset.description.source.chats) and chats.left_out:
-        is_of_pairs = dataset.description.source.kind in ("preferences", "unpaired")
-        left_out = counted(chats.left_out, "preference" if is_of_pairs else "chat")
+        is_of_preferences = dataset.description.source.kind in ("preferences", "unpaired")
+        left_out = counted(chats.left_out, "preference" if is_of_preferences else "chat")
         click.echo(f"  {left_out} of more than {chats.max_tokens:,} tokens left out")
     if near := dataset.description.source.near_duplicates:
         click.echo(

@@ -41,12 +41,11 @@ class Conductor:
         self.folder, self.experiment = folder, folder.load()
         self._datasets_dir, self._engine = datasets_dir, engine
         self._ledger = Ledger(folder.ledger)
-        ended = {name: one for name, one in self._ledger.outcomes.items() if not one.exit_code}
-        self.outcomes = Outcomes(ended, self._ledger.proposals)
-        """Of the runs that need not be trained again: a failed one is tried once more."""
         tried = Outcomes(self._ledger.outcomes, self._ledger.proposals)
-        if other := tried.keys() - {trial.name for trial in self.experiment.trials(tried)}:
-            raise self._changed(f"{min(other)}, which is in the ledger, is not one of its runs")
+        self._refuse_changes(tried)
+        ended = {name: one for name, one in tried.items() if not one.exit_code}
+        self.outcomes = Outcomes(ended, tried.proposals)
+        """Of the runs that need not be trained again: a failed one is tried once more."""
 
     def conduct(self) -> int:
         """Train what is missing and write the report after each run. Return the exit code: 128 +
@@ -67,16 +66,22 @@ class Conductor:
 
     def missing(self) -> list[Trial]:
         """Return the runs that are called for now and have no outcome. Raises UserError if the
-        ledger has a run of that name with other keys, or verdicts without it."""
-        trials, tried = self.experiment.trials(self.outcomes), self._ledger.outcomes
-        is_over = self._ledger.of_kind(VERDICT) and not self.experiment.may_look_often
+        ledger has a run of that name with other keys."""
+        trials = self.experiment.trials(self.outcomes)
         for trial in trials:
             one = self.outcomes.get(trial.name)
             if one and dict(one.changes) != json.loads(json.dumps(dict(trial.changes))):
                 raise self._changed(f"{trial.name} has other keys than in the ledger")
-            if is_over and trial.name not in tried:
-                raise self._changed(f"{trial.name} is not among the runs that gave the verdicts")
         return [trial for trial in trials if trial.name not in self.outcomes]
+
+    def _refuse_changes(self, tried: Outcomes) -> None:
+        """Raise UserError if the ledger has runs of another experiment, or verdicts of fewer."""
+        names = {trial.name for trial in self.experiment.trials(tried)}
+        if other := tried.keys() - names:
+            raise self._changed(f"{min(other)}, which is in the ledger, is not one of its runs")
+        is_over = self._ledger.of_kind(VERDICT) and not self.experiment.may_look_often
+        if is_over and (new := names - tried.keys()):
+            raise self._changed(f"{min(new)} is not among the runs that gave the verdicts")
 
     def _changed(self, how: str) -> UserError:
         return UserError(

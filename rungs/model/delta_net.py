@@ -100,9 +100,8 @@ class DeltaNet(nnx.Module):
         inputs = gated_delta.Operands(*map(from_tokens_to_heads, self._inputs(x_BSD)))
         with jax.named_scope("attention"):
             if cache is None:
-                on_cpu = target_device.platform() == "cpu"
-                run = self._over_sequences if on_cpu else checkpoint_marked(self._over_sequences)
-                y_BSKGW, after = run(inputs, context.scoring.starts_BS), None
+                over_sequences = checkpoint_marked(self._over_sequences)
+                y_BSKGW, after = over_sequences(inputs, context.scoring.starts_BS), None
             else:
                 y_BSKGW, after = self._from_state(inputs, cache, context.mask is not None)
             y_BSKGW = save_for_backward(y_BSKGW.astype(x_BSD.dtype))

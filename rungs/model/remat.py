@@ -105,7 +105,11 @@ def checkpoint_layer(
 
 
 def checkpoint_marked(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function with a backward pass that keeps only what `save_for_backward` marks."""
+    """Return the function with a backward pass that keeps only what `save_for_backward` marks. On a
+    CPU it keeps all, unless `remat` recomputes the layer: there memory matters less than time, and
+    XLA undoes this in unrolled layers."""
+    if target_device.platform() == "cpu":
+        return function
     return jax.checkpoint(function, policy=_is_marked)
 
 

@@ -250,6 +250,14 @@ def find_teacher(place: str, config: AnyRunConfig) -> Weights:
     return weights
 
 
+def place_teacher(weights: Weights, config: AnyRunConfig, mesh: Mesh) -> GPT:
+    """Return a teacher on the devices of a run. Raises UserError if they can't split it."""
+    model = weights.header.model
+    if lines := Layout.of(config.train.sharding, mesh).problems(model):
+        raise UserError.at(weights.path, lines)
+    return load_frozen(weights, config._replace(model=model), mesh)
+
+
 class Teacher(NamedTuple):
     """The weights of a run's teacher, which fit the run."""
 
@@ -280,12 +288,10 @@ class Teacher(NamedTuple):
     def place(self, config: RunConfig, mesh: Mesh) -> tuple[GPT, TeacherStep]:
         """Return the teacher on the devices of a run, and its compiled step. Raises UserError if
         the devices can't split it."""
-        train, model = config.train, self.weights.header.model
-        layout = Layout.of(train.sharding, mesh)
-        if lines := layout.problems(model):
-            raise UserError.at(self.weights.path, lines)
-        theirs = RunConfig(model, train.model_copy(update={"matmul_dtype": None}))
-        return load_frozen(self.weights, theirs, mesh), make_teacher_step(train, layout)
+        train = config.train
+        plain = config._replace(train=train.model_copy(update={"matmul_dtype": None}))
+        teacher = place_teacher(self.weights, plain, mesh)
+        return teacher, make_teacher_step(train, Layout.of(train.sharding, mesh))
 
     def store(self, config: RunConfig, data: TrainingData, datasets_dir: Path) -> Store:
         """Return the place of the predictions of the teacher's K most likely tokens: `log_probs`,

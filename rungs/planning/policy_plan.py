@@ -144,7 +144,7 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     dtype = jnp.dtype(jnp.float32) if is_cpu else dtype_of(update.config.train)
-    # texts that go on after a reply are padded to a quarter of the length, with as much room again
+    # after a reply the text so far, as long as a sequence at most, has room for all new tokens
     has_turns = any(task.has_turns for task in train.tasks)
     slots = config.sequence_length + has_turns * train.max_new_tokens
     make = functools.partial(empty_caches, model, rows, slots, dtype)

@@ -26,13 +26,11 @@ from rungs.data.provenance import Provenance
 from rungs.data.text import tokenizer_files
 from rungs.data.text.tokenizer import Tokenizer
 from rungs.data.tokens import dataset
-from rungs.model.gpt import GPT
 from rungs.model.rollouts import RolloutSampler
-from rungs.objectives.distillation import find_teacher
+from rungs.objectives.distillation import find_teacher, place_teacher
 from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
-from rungs.parallel.sharding import Layout
 from rungs.reinforcement import policy_update
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
@@ -175,14 +173,6 @@ def _teacher(start: Start, tokenizer: Tokenizer) -> weights_file.Weights | None:
     return weights
 
 
-def _placed(weights: weights_file.Weights, config: ReinforceRunConfig, mesh: Mesh) -> GPT:
-    """Return a teacher on the devices of a run. Raises UserError if they can't split it."""
-    model = weights.header.model
-    if lines := Layout.of(config.train.sharding, mesh).problems(model):
-        raise UserError.at(weights.path, lines)
-    return load.load_frozen(weights, config._replace(model=model), mesh)
-
-
 class Sampled(NamedTuple):
     """Results of a step."""
 
@@ -217,7 +207,7 @@ class PolicyLearner:
         )
         weights = inputs.reference
         reference = None if weights is None else load.load_frozen(weights, config, mesh)
-        teacher = None if inputs.teacher is None else _placed(inputs.teacher, config, mesh)
+        teacher = None if inputs.teacher is None else place_teacher(inputs.teacher, config, mesh)
         self._updater = policy_update.PolicyUpdater(
             config, mesh, reference, teacher, inputs.longest_prompt
         )

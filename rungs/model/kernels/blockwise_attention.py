@@ -11,7 +11,7 @@ Axes as in `gpt.py`, and
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -109,17 +109,12 @@ def query_blocks(length: int, scoring: Scoring) -> Iterator[QueryBlock]:
         yield QueryBlock(first, end, first_key, end if scoring.is_causal else length)
 
 
-def keeps_weights() -> bool:
-    """Return whether the target device keeps attention weights for the backward pass."""
-    return target_device.platform() == "cpu"
-
-
 def causal_attention(
     query_BSNH: Array, key_BSKH: Array, value_BSKH: Array, scoring: Scoring
 ) -> Array:
     """Return y_BSNH in the dtype of query; matmuls accumulate in float32. Values may have another
     width than keys."""
-    attend: Callable[..., Array] = _attention if keeps_weights() else checkpoint_marked(_attention)
+    attend = checkpoint_marked(_attention)
     inputs = query_BSNH, key_BSKH, value_BSKH, scoring.sink_N
     *arrays, sink_N = collectives.to_common_varying(*inputs)
     return attend(dataclasses.replace(scoring, sink_N=sink_N), *arrays)
