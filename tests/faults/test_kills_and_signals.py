@@ -94,8 +94,10 @@ def finish(run: RunFolder, datasets_dir: Path, uninterrupted: RunFolder) -> None
 
 
 def count_of(moment: str, count: int) -> int:
-    """Return the call to choose: a validation has four batches."""
-    return 4 * count - 2 if moment == "in a validation" else count
+    """Return the call to choose: a validation has four batches, and a save changes two links, as a
+    start does, and the save of a validation that the start before did not end."""
+    calls = {"in a validation": 4 * count - 2, "while links change": 2 * count - 1}
+    return calls.get(moment, count)
 
 
 def kill_at(moment: str, run: RunFolder, datasets_dir: Path, count: int) -> None:

@@ -29,7 +29,7 @@ def tab(chromium: Any) -> Iterator[Any]:
     page.set_default_timeout(60_000)
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("requestfailed", lambda request: problems.append(request.url))
+    page.on("requestfailed", lambda each: problems.append(f"{each.url}: {each.failure}"))
     yield page
     context.close()
     assert problems == []
