@@ -62,11 +62,13 @@ def title_of(experiment: Experiment) -> str:
 
 def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experiment) -> Figure:
     """Validation loss over training tokens: the mean of each group's runs, with a band from the
-    lowest to the highest."""
+    lowest to the highest. The axis leaves out untrained models, whose loss would press the rest
+    together."""
     figure, (axes,) = drawing.new_chart(
         title_of(experiment), "training tokens", "validation loss (nats per token)"
     )
     lines: drawing.Lines = {}
+    trained: list[float] = []
     for number, (group, runs) in enumerate(groups[:MOST_CURVES]):
         points = [np.asarray(run.curve).T for run in runs if len(run.curve) > 1]
         if not points:
@@ -79,6 +81,9 @@ def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experime
         axes.fill_between(
             tokens, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
         )
+        trained += [*losses[:, tokens > tokens[0]].flat]
+    if trained:
+        axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
     drawing.x_axis(axes)
     drawing.log_axis(axes)
     drawing.legend(figure, lines)

@@ -212,6 +212,11 @@ class Experiment(Config):
         return self.measure != "pass_at_1" and not isinstance(self.measure, Score)
 
     @property
+    def ranks(self) -> bool:
+        """Whether the table begins with the best."""
+        return False
+
+    @property
     def is_timed(self) -> bool:
         """Whether results depend on the speed of the device."""
         has_minutes = self.budget is not None and self.budget.minutes is not None

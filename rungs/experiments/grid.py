@@ -56,6 +56,10 @@ class Grid(Experiment):
             yield f"grid: {self._count:,} combinations are more than {MOST_CELLS:,}"
 
     @property
+    def ranks(self) -> bool:
+        return True
+
+    @property
     def _count(self) -> int:
         return math.prod(map(len, self._axes.values()))
 

@@ -72,7 +72,8 @@ class Report:
 
     def as_markdown(self, pictures: Sequence[Path]) -> str:
         seeds = self._by_seed()
-        lines = [f"# {charts.title_of(self._experiment)}", "", *self._facts(), ""]
+        lines = [f"# {charts.title_of(self._experiment)}", ""]
+        lines += [f"{line}\n" for line in (*self._conclusions(), *self._facts())]
         lines += [table.as_markdown(self._experiment, self._rows)]
         lines += [*self._notes(), ""]
         lines += [f"![{path.stem}]({path.name})\n" for path in pictures]
@@ -83,18 +84,20 @@ class Report:
     def as_html(self, pictures: Sequence[Path]) -> str:
         title = html.escape(charts.title_of(self._experiment))
         heading, *seeds = self._by_seed()
-        paragraphs = [f"<p>{html.escape(line)}</p>" for line in (*self._facts(), *self._notes())]
+        first, last = (
+            [f"<p>{html.escape(line)}</p>" for line in lines]
+            for lines in ((*self._conclusions(), *self._facts()), self._notes())
+        )
         images = [
             f'<p><img alt="{path.stem}" src="data:image/png;base64,'
             f'{base64.b64encode(path.read_bytes()).decode()}"></p>'
             for path in pictures
         ]
-        rows = [row.cells for row in self._rows]
+        headings, *rows = table.lines(self._experiment, self._rows)
         body = [
-            _html_table(
-                table.headings(self._experiment), [[_cell(c) for c in row] for row in rows]
-            ),
-            *paragraphs,
+            *first,
+            _html_table(headings, [[_cell(c) for c in row] for row in rows]),
+            *last,
             *images,
             _html_table(heading, [[self._html_link(cell) for cell in row] for row in seeds]),
         ]
@@ -113,8 +116,11 @@ class Report:
             + (f" Trained on {'; '.join(devices)}." if devices else "")
         ]
 
+    def _conclusions(self) -> list[str]:
+        return self._experiment.conclusions(self._outcomes)
+
     def _notes(self) -> list[str]:
-        """Return sentences on the noise, and the experiment's conclusions."""
+        """Return sentences on the noise."""
         lines = []
         for row in self._rows:
             if row.verdict and row.is_compared:
@@ -130,7 +136,7 @@ class Report:
                 f"Noise: seeds of {self._rows[0].group} have a standard deviation of"
                 f" {np.std(base, ddof=1):.3g}.",
             )
-        return [*lines, *self._experiment.conclusions(self._outcomes)]
+        return lines
 
     def _by_seed(self) -> list[list[str | Outcome]]:
         """Return the heading and rows of the table with each run's result."""
@@ -144,13 +150,19 @@ class Report:
     def _linked(self, cell: str | Outcome) -> str:
         if isinstance(cell, str):
             return cell
-        return f"[{self._result(cell)}]({self._folder.runs.name}/{cell.run}/)"
+        address = self._address(cell)
+        return f"[{self._result(cell)}]({address})" if address else self._result(cell)
 
     def _html_link(self, cell: str | Outcome) -> str:
         if isinstance(cell, str):
             return html.escape(cell)
-        address = html.escape(f"{self._folder.runs.name}/{cell.run}/", quote=True)
-        return f'<a href="{address}">{html.escape(self._result(cell))}</a>'
+        address, result = self._address(cell), html.escape(self._result(cell))
+        return f'<a href="{html.escape(address, quote=True)}">{result}</a>' if address else result
+
+    def _address(self, outcome: Outcome) -> str | None:
+        """Return the run's folder, unless only its line in the ledger is here."""
+        folder = self._folder.runs / outcome.run
+        return f"{self._folder.runs.name}/{outcome.run}/" if folder.is_dir() else None
 
     def _result(self, outcome: Outcome) -> str:
         value = self._experiment.value_of(outcome)

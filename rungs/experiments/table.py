@@ -70,14 +70,19 @@ class Row(NamedTuple):
 
 
 def rows(experiment: Experiment, outcomes: Outcomes) -> list[Row]:
-    """Return a row for each group of runs, in the order in which they were trained first."""
+    """Return a row for each group of runs, in the order in which they were trained first, or the
+    best first if the experiment ranks them."""
     comparisons = {one.group: one for one in experiment.comparisons(outcomes)}
-    return [
+    found = [
         _row(
-            group, found, [*values_of(experiment, outcomes, group).values()], comparisons.get(group)
+            group, runs, [*values_of(experiment, outcomes, group).values()], comparisons.get(group)
         )
-        for group, found in by_group(outcomes).items()
+        for group, runs in by_group(outcomes).items()
     ]
+    if experiment.ranks:
+        sign = 1 if experiment.lower_is_better else -1
+        found.sort(key=lambda row: sign * row.mean if row.seeds else math.inf)
+    return found
 
 
 def _row(
@@ -144,19 +149,23 @@ def signed(value: float, half_width: float) -> str:
     return f"{value:+,.{digits}f} ± {half_width:,.{digits}f}"
 
 
-def headings(experiment: Experiment) -> list[str]:
-    """Return the headings of the columns of `Row.cells`."""
-    return [HEADINGS[0], unit_of(experiment.measure), *HEADINGS[1:]]
+def lines(experiment: Experiment, found: Sequence[Row]) -> list[list[str]]:
+    """Return the heading and the rows, without columns in which no row has anything."""
+    heading = [HEADINGS[0], unit_of(experiment.measure), *HEADINGS[1:]]
+    columns = zip(heading, *(row.cells for row in found), strict=True)
+    return [[*line] for line in zip(*(each for each in columns if any(each[1:])), strict=True)]
 
 
 def as_text(experiment: Experiment, found: Sequence[Row]) -> str:
-    return align_columns([headings(experiment), *(row.cells for row in found)])
+    return align_columns(lines(experiment, found))
 
 
 def as_markdown(experiment: Experiment, found: Sequence[Row]) -> str:
-    heading = headings(experiment)
-    lines = [heading, ["---"] * len(heading), *(row.cells for row in found)]
-    return "".join(f"| {' | '.join(map(_in_markdown, cells))} |\n" for cells in lines)
+    heading, *body = lines(experiment, found)
+    rule = ["---"] * len(heading)
+    return "".join(
+        f"| {' | '.join(map(_in_markdown, cells))} |\n" for cells in (heading, rule, *body)
+    )
 
 
 def as_csv(experiment: Experiment, found: Sequence[Row]) -> str:
@@ -191,9 +200,8 @@ def _numbers(row: Row) -> list[object]:
 
 def as_latex(experiment: Experiment, found: Sequence[Row]) -> str:
     """Return a `tabular`, to be set with booktabs."""
-    heading = headings(experiment)
-    lines = [" & ".join(map(_in_latex, cells)) for cells in (row.cells for row in found)]
-    body = " \\\\\n".join(lines)
+    heading, *cells = lines(experiment, found)
+    body = " \\\\\n".join(" & ".join(map(_in_latex, each)) for each in cells)
     return (
         f"\\begin{{tabular}}{{l{'r' * (len(heading) - 1)}}}\n\\toprule\n"
         f"{' & '.join(map(_in_latex, heading))} \\\\\n\\midrule\n{body} \\\\\n"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,9 @@ def test_a_grid_names_its_best_cell(tmp_path: Path) -> None:
     (line,) = conductor.experiment.conclusions(conductor.outcomes)
     assert "best of 6 combinations is learning_rate=0.02,weight_decay=0.0 with 3.0000" in line
     assert (folder.path / "heat-map.png").exists()
+    heading, _, best, *_ = re.findall(r"\|.*\|", (folder.path / "report.md").read_text())
+    assert heading == "| run | validation loss | seeds | tokens/s | minutes |"
+    assert best.startswith("| learning_rate=0.02,weight_decay=0.0 | 3.0000 |")
 
 
 SEARCH: dict[str, Any] = {
