@@ -144,9 +144,10 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     dtype = jnp.dtype(jnp.float32) if is_cpu else dtype_of(update.config.train)
-    # after a reply the text so far, as long as a sequence at most, has room for all new tokens
     has_turns = any(task.has_turns for task in train.tasks)
-    slots = config.sequence_length + has_turns * train.max_new_tokens
+    # the whole text so far is then read again, with room for all new tokens
+    rereads = has_turns and "delta_net" in model.layer_kinds()
+    slots = config.sequence_length + rereads * train.max_new_tokens
     make = functools.partial(empty_caches, model, rows, slots, dtype)
     caches = jax.tree.leaves(jax.eval_shape(make))
     return sum(array.size * array.dtype.itemsize for array in caches)

@@ -5,8 +5,10 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +20,7 @@ from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig, TaskConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.text.tokenizer import Tokenizer
-from rungs.model.rollouts import RolloutRequest, RolloutSampler
+from rungs.model.rollouts import RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, Turn, read, read_known
 from rungs.reinforcement.turn_format import ReplyTokens, TurnFormat
@@ -211,6 +213,7 @@ class CompletionSource:
             new_tokens=config.train.max_new_tokens,
             temperature=config.train.temperature,
             stop_tokens=(*stop_tokens, *sorted(turn_ends)),
+            has_turns=any(task.has_turns for task in config.train.tasks),
         )
 
     def complete(
@@ -256,44 +259,50 @@ class CompletionSource:
         ]
         rows_per_prompt = math.gcd(samples, self._rows_per_device)
         request = self._request._replace(rows_per_prompt=rows_per_prompt)
-        going, sampling, answering = rollouts, 0.0, 0.0
+        sampling = answering = 0.0
         try:
-            while going:
-                start = time.perf_counter()
-                ended = self._write(going, numbers, request)
-                sampled = time.perf_counter()
-                answers = self._answer(ended, numbers, should_stop)
-                for rollout, turn in zip(ended, answers, strict=True):
-                    limits = self._train.tasks[rollout.prompt.task]
-                    rollout.take(turn, limits, self._train.max_new_tokens)
-                going = [rollout for rollout in going if not rollout.is_over]
-                request = self._going_on(going)
-                sampling += sampled - start
-                answering += time.perf_counter() - sampled
+            for at in range(0, len(rollouts), request.batch_size):
+                rows = rollouts[at : at + request.batch_size]
+                seconds = self._play_together(rows, numbers, request, should_stop)
+                sampling += seconds.sampling
+                answering += seconds.verifying
         finally:
             for rollout in rollouts:
                 if rollout.episode:
                     rollout.episode.close()
         return [rollout.completion() for rollout in rollouts], Seconds(sampling, answering)
 
-    def _going_on(self, rollouts: Sequence[_Rollout]) -> RolloutRequest:
-        """Return a request whose prompts are texts so far, padded to one of four lengths."""
-        longest = max((len(r.prompt.tokens) + len(r.tokens) for r in rollouts), default=1)
-        lengths = (math.ceil(self._length * quarters / 4) for quarters in range(1, 5))
-        return self._request._replace(prompt_tokens=next(n for n in lengths if n >= longest))
+    def _play_together(
+        self,
+        rollouts: Sequence[_Rollout],
+        numbers: list[int],
+        request: RolloutRequest,
+        should_stop: Callable[[], bool],
+    ) -> Seconds:
+        """Play the rollouts of a batch to their end."""
+        randomness = [(*numbers, rollout.place, rollout.sample) for rollout in rollouts]
+        batch, sampling, answering = RolloutBatch(self._sampler, randomness, request), 0.0, 0.0
+        while not all(rollout.is_over for rollout in rollouts):
+            start = time.perf_counter()
+            ended = self._write(batch, rollouts)
+            sampled = time.perf_counter()
+            answers = self._answer(ended, numbers, should_stop)
+            for rollout, turn in zip(ended, answers, strict=True):
+                limits = self._train.tasks[rollout.prompt.task]
+                rollout.take(turn, limits, self._train.max_new_tokens)
+            sampling += sampled - start
+            answering += time.perf_counter() - sampled
+        return Seconds(sampling, answering)
 
-    def _write(
-        self, rollouts: Sequence[_Rollout], numbers: list[int], request: RolloutRequest
-    ) -> list[_Rollout]:
+    def _write(self, batch: RolloutBatch, rollouts: Sequence[_Rollout]) -> list[_Rollout]:
         """Let the model write on, and return the rollouts whose turn has ended."""
-        found = self._sampler.sample(
-            [rollout.prompt.tokens + rollout.tokens for rollout in rollouts],
-            [(*numbers, rollout.place, rollout.sample) for rollout in rollouts],
-            request,
-            [len(rollout.tokens) for rollout in rollouts],
-        )
+        counts = [len(rollout.tokens) for rollout in rollouts]
+        texts = [None if one.is_over else one.prompt.tokens + one.tokens for one in rollouts]
+        found = batch.write(texts, counts if any(counts) else None)
         ended = []
         for rollout, new in zip(rollouts, found, strict=True):
+            if new is None:
+                continue
             rollout.tokens += new.tokens
             rollout.log_probs += [float(number) for number in new.log_probs]
             tokens, turn_format = rollout.turn_tokens, self._formats[rollout.prompt.task]
@@ -308,15 +317,17 @@ class CompletionSource:
     def _answer(
         self, rollouts: Sequence[_Rollout], numbers: list[int], should_stop: Callable[[], bool]
     ) -> list[Turn]:
-        """Return the answers to turns."""
+        """Return the answers to turns, as many at once as there are cores."""
+
+        def ask_one(rollout: _Rollout) -> Turn | None:
+            return None if should_stop() else self._answered(rollout, numbers)
 
         def ask() -> str:
-            turns = []
-            for rollout in rollouts:
-                if should_stop():
-                    return ""
-                turns.append(dataclasses.asdict(self._answered(rollout, numbers)))
-            return json.dumps(turns)
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                turns = [*pool.map(ask_one, rollouts)]
+            if None in turns:
+                return ""
+            return json.dumps([dataclasses.asdict(turn) for turn in turns if turn])
 
         answer = broadcast_from_first(ask)
         if not answer:

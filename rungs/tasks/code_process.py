@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -78,12 +79,12 @@ class _Connection:
 
 
 class CodeProcess:
-    """Calls functions of a user's code in another process, one at a time. The process starts at the
-    first call, and again after a call that ended it or exceeded its time or memory. An exception in
-    a function doesn't affect it."""
+    """Calls functions of a user's code in another process, one at a time, whatever thread asks. The
+    process starts at the first call, and again after a call that ended it or exceeded its time or
+    memory. An exception in a function doesn't affect it."""
 
     def __init__(self, code: Code) -> None:
-        self._code = code
+        self._code, self._lock = code, threading.RLock()
         self._folder = tempfile.TemporaryDirectory(prefix="rungs-code-")
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -121,9 +122,10 @@ class CodeProcess:
 
     def call(self, name: str, arguments: dict[str, Any]) -> Answer:
         """Return what a function returned, in time whatever it does."""
-        if self._process is None and (failed := self.start()).status != "ok":
-            return failed
-        return self._ask({"name": name, "arguments": arguments}, self._code.seconds)
+        with self._lock:
+            if self._process is None and (failed := self.start()).status != "ok":
+                return failed
+            return self._ask({"name": name, "arguments": arguments}, self._code.seconds)
 
     def close(self) -> None:
         """Kill the process and remove its folder."""
@@ -160,26 +162,28 @@ class ForkingProcess(CodeProcess):
 
     def fork(self) -> "Fork | Answer":
         """Return a new fork, or why there is none."""
-        if self._process is None and (failed := self.start()).status != "ok":
-            return failed
-        ours, theirs = socket.socketpair()
-        with theirs:
-            pid = self.told(b"\n", theirs.fileno())
-        if pid:
-            return Fork(self, _Connection(ours), pid, self._code)
-        ours.close()
-        self._end()
+        with self._lock:
+            if self._process is None and (failed := self.start()).status != "ok":
+                return failed
+            ours, theirs = socket.socketpair()
+            with theirs:
+                pid = self.told(b"\n", theirs.fileno())
+            if pid:
+                return Fork(self, _Connection(ours), pid, self._code)
+            ours.close()
+            self._end()
         return _of_file(self._code.file, _parsed(b""))
 
     def told(self, message: bytes, *sockets: int) -> int:
         """Return the process id that the process answers a message with; 0 if it has ended."""
-        if self._process is None:
-            return 0
-        try:
-            socket.send_fds(self._connection.socket, [message], sockets)
-            return int(self._connection.line() or 0)
-        except OSError:
-            return 0
+        with self._lock:
+            if self._process is None:
+                return 0
+            try:
+                socket.send_fds(self._connection.socket, [message], sockets)
+                return int(self._connection.line() or 0)
+            except OSError:
+                return 0
 
 
 class Fork:

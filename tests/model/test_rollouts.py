@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rungs.model import rollouts
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.rollouts import Batch, Rollout, RolloutRequest, RolloutSampler, SampledBatch
+from rungs.model.rollouts import Batch, Rollout, RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.model.sampling import Sampling
 from rungs.parallel import sharding
 from rungs.planning.program import collectives
@@ -111,28 +110,6 @@ def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: Roll
     assert {rollout.finished for rollout in rollouts} == {False, True}
 
 
-def test_two_batches_at_most_run_at_once(
-    sampler: RolloutSampler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    running: list[int] = []
-    start, read = sampler._start, rollouts._read
-
-    def count_start(*given: Any) -> SampledBatch:
-        running.append(running[-1] + 1 if running else 1)
-        return start(*given)
-
-    def count_read(batch: SampledBatch) -> Iterator[Rollout]:
-        running.append(running[-1] - 1)
-        return read(batch)
-
-    monkeypatch.setattr(sampler, "_start", count_start)
-    monkeypatch.setattr(rollouts, "_read", count_read)
-    sampled = sampler.sample(PROMPTS * 3, RANDOMNESS * 3, REQUEST)
-    assert running == [1, 2, 1, 2, 1, 0]
-    whole = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
-    assert [one.tokens for one in sampled] == [one.tokens for one in whole] * 3
-
-
 def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
     """Not on its place, on other rows or on the size of the batch."""
     rollouts = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
@@ -155,23 +132,78 @@ def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
         assert all(one.tokens != two.tokens for one, two in zip(rollouts, others, strict=True))
 
 
-def test_a_text_goes_on_as_if_it_had_not_been_interrupted(sampler: RolloutSampler) -> None:
-    """Wherever each was, with its next random numbers and within its number of tokens."""
-    whole = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
-    assert {one.finished for one in whole} == {False, True}
-    counts = [len(one.tokens) * part // 6 for part, one in enumerate(whole)]
-    parts = zip(PROMPTS, whole, counts, strict=True)
-    texts = [prompt + one.tokens[:count] for prompt, one, count in parts]
-    rest = sampler.sample(texts, RANDOMNESS, REQUEST._replace(prompt_tokens=36), counts)
-    joined = [
-        Rollout(
-            one.tokens[:count] + other.tokens,
-            np.concatenate([one.log_probs[:count], other.log_probs]),
-            other.finished,
-        )
-        for one, other, count in zip(whole, rest, counts, strict=True)
+TURNS = RolloutRequest(8, 12, 40, 1.4, tuple(range(0, 32, 3)), has_turns=True)
+REPLIES = [[4], [8, 8, 8], [2], [], [1, 1], [6]]
+"""To each text's turns."""
+TURNS_OF = [3, 3, 4, 9, 3, 1]
+"""How many turns each text has."""
+
+
+def play(sampler: RolloutSampler, *, rereads: bool = False) -> list[list[tuple[int, float]]]:
+    """Return the tokens of texts in turns with their log-probabilities, 0 in replies.
+
+    Args:
+        rereads: whether each call reads its texts from the beginning."""
+    batch = RolloutBatch(sampler, RANDOMNESS, TURNS)
+    texts: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]
+    turns = [0] * len(texts)
+    going = [True] * len(texts)
+    while any(going):
+        if rereads:
+            batch = RolloutBatch(sampler, RANDOMNESS, TURNS)
+        tokens = [
+            prompt + [token for token, _ in text] if goes else None
+            for prompt, text, goes in zip(PROMPTS, texts, going, strict=True)
+        ]
+        found = batch.write(tokens, [len(text) for text in texts] if any(texts) else None)
+        for row, new in enumerate(found):
+            if new is not None:
+                texts[row] += zip(new.tokens, new.log_probs.tolist(), strict=True)
+                turns[row] += new.finished
+                has_room = len(texts[row]) + len(REPLIES[row]) < TURNS.new_tokens
+                going[row] = turns[row] < TURNS_OF[row] and has_room
+                if new.finished and going[row]:
+                    texts[row] += [(token, 0.0) for token in REPLIES[row]]
+    return texts
+
+
+def assert_turns_are_those_of_one_pass(model: GPT, sampler: RolloutSampler) -> None:
+    texts = play(sampler)
+    assert len({len(text) for text in texts}) > 3
+    again = play(sampler, rereads=True)
+    assert [[token for token, _ in text] for text in texts] == [
+        [token for token, _ in text] for text in again
     ]
-    assert_same(joined, whole)
+    whole = [Rollout([token for token, _ in text], np.empty(0), True) for text in texts]
+    wanted = trained_log_probs(model, PROMPTS, whole, TURNS.temperature)
+    for text, one_pass in zip(texts, wanted, strict=True):
+        own = np.array([log_prob for _, log_prob in text])
+        np.testing.assert_allclose(own[own < 0], one_pass[own < 0], rtol=0, atol=1e-4)
+
+
+def test_texts_with_turns_are_read_once(
+    model: GPT, sampler: RolloutSampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is new is read in later turns: with the last token and up to 3 of a reply, 4."""
+    unread = list[int]()
+    run = sampler.run
+
+    def seen(*given: Any) -> Any:
+        unread.append(given[-1])
+        return run(*given)
+
+    monkeypatch.setattr(sampler, "run", seen)
+    assert_turns_are_those_of_one_pass(model, sampler)
+    once = unread[: len(unread) // 2]
+    assert once[0] == 1  # prompts have been read but for their last token
+    assert max(once[1:]) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["experts", "recipe", "hybrid", "latent"])
+def test_texts_with_turns_are_those_of_one_pass_in(name: str) -> None:
+    model = varied_model(**ARCHITECTURES[name])
+    assert_turns_are_those_of_one_pass(model, RolloutSampler(model))
 
 
 def test_samples_have_the_frequencies_of_their_log_probs(
@@ -333,9 +365,11 @@ def test_devices_decode_without_waiting_for_each_other() -> None:
     """The loop has no communication; so some rows may stop before those of other devices."""
     sampler = sampler_on("llama", "fsdp", 4)
     rows = sampler._placed(np.zeros((8, 3), np.int32))
-    batch = Batch(rows, rows[:, 0], rows[:, 0] > 0, rows.astype(jnp.uint32), rows[:, 0])
-    lowered = sampler._jit_sample.lower(sampler._weights, batch, request=MESH_REQUEST)
-    assert lowered.out_info.tokens_BT.shape == (8, 5)
+    zeros = rows[:, 0]
+    batch = Batch(rows, zeros, zeros > 0, rows.astype(jnp.uint32), zeros)
+    keys: dict[str, Any] = {"request": MESH_REQUEST, "unread": 1}
+    lowered = sampler._jit_sample.lower(sampler._weights, batch, None, **keys)
+    assert lowered.out_info[0].tokens_BT.shape == (8, 5)
     kinds = {one.kind for one in collectives(lowered.compile())}
     assert kinds <= {"all-gather"}  # of the results
 
