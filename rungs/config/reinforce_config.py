@@ -26,6 +26,7 @@ ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 Advantage = Literal["mean", "mean_std", "leave_one_out", "none"]
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Aggregation = Literal["constant", "tokens", "sequences"]
+Credit = Literal["completion", "turn"]
 _AGGREGATIONS: dict[PolicyLoss, Aggregation] = {
     "grpo": "sequences",
     "dr_grpo": "constant",
@@ -271,6 +272,10 @@ class ReinforceConfig(OptimizationConfig):
     mean of the others (RLOO, Ahmadian et al. 2024; Kool et al. 2019), which is unbiased. mean_std:
     (reward − mean) ÷ standard deviation (Shao et al. 2024), which weights easy and hard prompts
     more than those in between. none: rewards are measured only, which needs a teacher."""
+    credit: Credit = "completion"
+    """What a token is credited with, with an environment or tools. completion: all rewards of its
+    completion. turn: those of its own turn and later ones, as earlier ones don't depend on it; they
+    are compared with those of the same turn in the other completions of the group that have it."""
     teacher: str | None = None
     """On-policy distillation: a run, a checkpoint, or a weights file with the same tokenizer. Each
     sampled token is paid its log-probability under the teacher − that when it was sampled, besides
@@ -342,6 +347,11 @@ class ReinforceConfig(OptimizationConfig):
     def _something_is_paid(self) -> Iterator[str]:
         if self.advantage == "none" and self.teacher is None:
             yield 'advantage: "none" needs a teacher'
+
+    @check
+    def _turns_are_credited(self) -> Iterator[str]:
+        if self.credit == "turn" and not any(task.has_turns for task in self.tasks):
+            yield 'credit: "turn" needs a task with an environment or tools'
 
     @check
     def _reference_is_used(self) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The updates of a step from its completions, and its metrics; those of a validation, as pass@k.
-Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step."""
+Axes: A microbatches, B sequences of one, S tokens; N for all completions of a step, T turns that
+are credited, one if all of a completion is."""
 
 import dataclasses
 import math
@@ -47,6 +48,8 @@ class PolicyBatch(NamedTuple):
     """The sampled tokens; IGNORED elsewhere."""
     sampler_log_probs_NS: np.ndarray
     """float32; 0 at ignored targets."""
+    turns_NS: np.ndarray
+    """Index of each target's turn."""
     order_N: np.ndarray
     """Order of the completions in microbatches: those without weights first, then by length."""
 
@@ -63,25 +66,30 @@ class PolicyBatch(NamedTuple):
         shape = len(completions), length
         inputs_NS = np.zeros(shape, np.int32)
         targets_NS = np.full(shape, IGNORED, np.int32)
-        log_probs_NS = np.zeros(shape, np.float32)
+        log_probs_NS, turns_NS = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             tokens = [*prompt, *completion.tokens]
             inputs_NS[row, : len(tokens)] = tokens
             sampled = slice(len(prompt) - 1, len(tokens) - 1)
             targets_NS[row, sampled] = np.where(completion.is_written, completion.tokens, IGNORED)
             log_probs_NS[row, sampled] = completion.log_probs
+            turns_NS[row, sampled] = completion.turn_of
         last_N = np.where(targets_NS != IGNORED, np.arange(length), 0).max(axis=1)
         order_N = np.lexsort((last_N, has_weight_N))
-        return cls(inputs_NS, targets_NS, log_probs_NS, order_N)
+        return cls(inputs_NS, targets_NS, log_probs_NS, turns_NS, order_N)
 
     @property
     def is_sampled_NS(self) -> np.ndarray:
         """Whether each target counts."""
         return self.targets_NS != IGNORED
 
-    def per_token(self, numbers_N: np.ndarray) -> np.ndarray:
-        """Return a number per completion at its sampled tokens, 0 elsewhere: float32."""
-        return np.where(self.is_sampled_NS, numbers_N[:, None], 0).astype(np.float32)
+    def per_token(self, numbers: np.ndarray) -> np.ndarray:
+        """Return a number per completion or turn (N, or N and T) at its sampled tokens, 0
+        elsewhere: float32."""
+        numbers_NT = numbers.reshape(len(numbers), -1)
+        turns_NS = np.minimum(self.turns_NS, numbers_NT.shape[1] - 1)
+        numbers_NS = np.take_along_axis(numbers_NT, turns_NS, axis=1)
+        return np.where(self.is_sampled_NS, numbers_NS, 0).astype(np.float32)
 
     def in_microbatches(self, array_NS: np.ndarray, size: int) -> np.ndarray:
         """Return an array (A, B, S) of microbatches with texts of similar length."""
@@ -186,16 +194,12 @@ class PolicyUpdater:
         counts_N = np.array(
             [c.status == "ok" and (c.finished or not train.mask_truncated) for c in completions]
         )
-        groups = (train.prompts_per_step, train.samples_per_prompt)
-        rewards_N = array_of(completions, "reward")
-        advantages_N = advantages(
-            rewards_N.reshape(groups), counts_N.reshape(groups), train.advantage
-        ).reshape(-1)
+        advantages_NT = advantages_of_turns(completions, counts_N, train)
         lengths_N = array_of(completions, "written_tokens")
         shares_N = shares(train.step_aggregation, lengths_N, counts_N, train.max_new_tokens)
-        has_weight_N = (shares_N != 0) & ((advantages_N != 0) | (self._teacher is not None))
-        batch = PolicyBatch.of(prompts, completions, length, has_weight_N)
-        advantages_NS = batch.per_token(advantages_N)
+        has_advantage_N = advantages_NT.any(axis=1) | (self._teacher is not None)
+        batch = PolicyBatch.of(prompts, completions, length, (shares_N != 0) & has_advantage_N)
+        advantages_NS = batch.per_token(advantages_NT)
         teacher_NS = self._log_probs(self._teacher, batch)
         if teacher_NS is not None:
             paid_NS = teacher_NS - batch.sampler_log_probs_NS
@@ -217,7 +221,7 @@ class PolicyUpdater:
         return Updated(
             completions=[
                 dataclasses.replace(completion, advantage=float(advantage))
-                for completion, advantage in zip(completions, advantages_N, strict=True)
+                for completion, advantage in zip(completions, advantages_NT[:, 0], strict=True)
             ],
             counts_N=counts_N,
             batch=batch,
@@ -258,6 +262,28 @@ class PolicyUpdater:
         rows = process_local_rows(self._mesh, size)
         own = [batch.in_microbatches(array, size)[:, rows] for array in arrays_NS]
         return place_batch(self._mesh, *own, size=size)
+
+
+def advantages_of_turns(
+    completions: Sequence[Completion], counts_N: np.ndarray, train: ReinforceConfig
+) -> np.ndarray:
+    """Return advantages_NT from the rewards of completions, group by group; 0 for turns that a
+    completion doesn't have. counts_N tells which completions count."""
+    if train.credit == "completion":
+        returns_NT, has_NT = array_of(completions, "reward")[:, None], counts_N[:, None]
+    else:
+        turns = [[turn.verdict.total for turn in one.answered_turns] for one in completions]
+        most = max(map(len, turns))
+        padded_NT = np.array([[*own, *[0.0] * (most - len(own))] for own in turns])
+        returns_NT = padded_NT[:, ::-1].cumsum(axis=1)[:, ::-1]
+        has_NT = counts_N[:, None] & (np.arange(most) < np.array([*map(len, turns)])[:, None])
+    groups = train.prompts_per_step, train.samples_per_prompt, -1
+
+    def by_turn(array_NT: np.ndarray) -> np.ndarray:
+        return array_NT.reshape(groups).swapaxes(1, 2).reshape(-1, groups[1])
+
+    found = advantages(by_turn(returns_NT), by_turn(has_NT), train.advantage)
+    return found.reshape(groups[0], -1, groups[1]).swapaxes(1, 2).reshape(returns_NT.shape)
 
 
 def policy_fields(updated: Updated, train: ReinforceConfig) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Completion:
     """Outcome of the verifier."""
     message: str
     advantage: float | None = None
-    """None in a validation."""
+    """Of its first turn; None in a validation."""
     turns: list[Turn] = dataclasses.field(default_factory=list)
     """Empty if only a verifier answered, after one turn."""
 
@@ -98,6 +98,12 @@ class Completion:
             is_reply = (places >= turn.end) & (places < turn.end + len(turn.reply_tokens))
             written &= ~is_reply
         return written
+
+    @property
+    def turn_of(self) -> np.ndarray:
+        """The index of each token's turn; of a reply's tokens that of the next one."""
+        ends = [turn.end for turn in self.turns[:-1]]
+        return np.searchsorted(ends, np.arange(len(self.tokens)), side="right")
 
     @property
     def written_tokens(self) -> int:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import load_reinforcement_run
 from rungs.data.tokens.sequences import IGNORED
 from rungs.reinforcement.environment_check import check_environment
 from rungs.reinforcement.policy_learner import reinforcement
-from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater
+from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater, advantages_of_turns
 from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, Turn, read
 from rungs.run.folder import RunFolder
@@ -102,6 +103,61 @@ def test_replies_have_no_weight() -> None:
     assert batch.sampler_log_probs_NS.tolist() == [[0, -1, -2, 0, 0, -3, 0, 0]]
     assert batch.per_token(np.array([0.5])).tolist() == [[0, 0.5, 0.5, 0, 0, 0.5, 0, 0]]
     assert completion.written_tokens == 3
+
+
+def with_turns(rewards: list[float], status: str = "ok") -> Completion:
+    """Return a completion with a token, a reward and a reply of a token in each turn."""
+    turns = [
+        Turn("a", 2 * number + 1, "b", [9], {"x": reward}, False, "ok", "")
+        for number, reward in enumerate(rewards)
+    ]
+    keys: dict[str, Any] = dict.fromkeys(("prompt", "text", "answer", "message"), "")
+    keys |= {"task": 0, "place": 0, "sample": 0, "finished": True, "correct": True}
+    tokens = [5, 9] * len(rewards)
+    return Completion(
+        **keys,
+        tokens=tokens[:-1],
+        log_probs=[-1.0] * (len(tokens) - 1),
+        rewards={"x": sum(rewards)},
+        status=status,  # type: ignore[arg-type]
+        turns=turns,
+    )
+
+
+REWARDS = [[1.0, 0.0, 2.0], [0.5, 1.0], [0.25], [3.0, 3.0], [1.0], [0.0, 5.0, 1.0]]
+"""Of two groups of three; the last completion doesn't count."""
+
+
+@pytest.mark.parametrize("kind", ["mean", "leave_one_out", "mean_std"])
+def test_a_turn_is_credited_with_what_it_can_change(kind: str) -> None:
+    keys: dict[str, Any] = {
+        "steps": 1,
+        "max_new_tokens": 6,
+        "prompts_per_step": 2,
+        "samples_per_prompt": 3,
+    }
+    keys |= {"microbatch_size": 1, "learning_rate": 0.1, "checkpoint_interval": 1}
+    tasks = [{"source": "parity", "tools": ["calculator"]}]
+    own = {"start_from": "weights", "tasks": tasks, "advantage": kind, "credit": "turn"}
+    train = ReinforceConfig.model_validate({**keys, **own})
+    counts_N = np.array([True] * 5 + [False])
+    found_NT = advantages_of_turns([*map(with_turns, REWARDS)], counts_N, train)
+    for row, rewards in enumerate(REWARDS):
+        group = [one for one in range(row // 3 * 3, row // 3 * 3 + 3) if counts_N[one]]
+        for turn in range(3):
+            returns = {one: sum(REWARDS[one][turn:]) for one in group if turn < len(REWARDS[one])}
+            wanted = 0.0
+            if row in returns and len({*returns.values()}) > 1:
+                others = [value for one, value in returns.items() if one != row]
+                everyone = [*returns.values()]
+                baseline = np.mean(others if kind == "leave_one_out" else everyone)
+                scale = np.std(everyone, ddof=1) + 1e-4 if kind == "mean_std" else 1.0
+                wanted = float((returns[row] - baseline) / scale)
+            assert found_NT[row, turn] == pytest.approx(wanted, abs=1e-12), (rewards, turn)
+    assert (found_NT[2, 1:] == 0).all()
+    batch = PolicyBatch.of([[3]] * 6, [*map(with_turns, REWARDS)], 6, counts_N)
+    a, b, c = found_NT[0].astype(np.float32).tolist()
+    assert batch.per_token(found_NT)[0].tolist() == [a, 0, b, 0, c, 0]
 
 
 def test_a_killed_run_with_turns_ends_as_if_nothing_had_happened(
