@@ -110,12 +110,33 @@ class AddSettings(RangeSettings):
     """Digits of the longest number."""
 
 
+class SumsSettings(StrictModel):
+    """`sums`: a sum of two digits, which a small model can learn, or a product, which it can't.
+    `3+4:` → `=7`, `738*952:` → `=702576`; worked with a call of the calculator."""
+
+    products_percent: Annotated[int, Field(ge=0, le=100)] = 90
+    """Percentage of products."""
+    digits: Annotated[int, Field(ge=1, le=100)] = 3
+    """Digits of a product's factors."""
+
+
+class GuessSettings(StrictModel):
+    """`guess`: a number from 1 to `largest`, for an environment that answers guesses. The prompt is
+    the number of the game, `4711:`; worked are random guesses that fit the replies,
+    `37?>50?<41?`."""
+
+    largest: Annotated[int, Field(ge=2, le=1_000_000)] = 64
+    """The largest number."""
+
+
 SETTINGS: dict[str, type[StrictModel]] = {
     "parity": ParitySettings,
     "countdown": CountdownSettings,
     "sort": SortSettings,
     "brackets": BracketsSettings,
     "add": AddSettings,
+    "sums": SumsSettings,
+    "guess": GuessSettings,
 }
 """The built-in tasks, each with the keys of its `settings`."""
 
@@ -124,10 +145,10 @@ class TaskConfig(StrictModel):
     """A task: items with a prompt and an answer, and the verifier that rewards completions."""
 
     source: str
-    """Where items come from. A built-in task: parity, countdown, sort, brackets or add. A file of
-    JSON lines with the keys prompt, answer, info and verifier, such as "items.jsonl"; relative
-    paths start at the run folder. Or "reasoning-gym:NAME", a task of this library (the extra
-    `reasoning`)."""
+    """Where items come from. A built-in task: parity, countdown, sort, brackets, add, sums or
+    guess. A file of JSON lines with the keys prompt, answer, info and verifier, such as
+    "items.jsonl"; relative paths start at the run folder. Or "reasoning-gym:NAME", a task of this
+    library (the extra `reasoning`)."""
     settings: dict[str, Any] = Field(default={})
     """Settings of the source, such as `{"max_bits": 20}` for parity. Files have none."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0

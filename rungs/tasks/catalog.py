@@ -6,7 +6,9 @@ parity     is the number of ones in the prompt odd? Learned from scratch in "How
 countdown  make an expression of the numbers that equals the target
 sort       the prompt's digits in ascending order
 brackets   close the prompt's open brackets in the right order
-add        the sum of two numbers"""
+add        the sum of two numbers
+sums       an easy sum or a hard product, for a calculator
+guess      a number that an environment knows"""
 
 import itertools
 from collections.abc import Callable
@@ -19,8 +21,10 @@ from rungs.config.reinforce_config import (
     AddSettings,
     BracketsSettings,
     CountdownSettings,
+    GuessSettings,
     ParitySettings,
     SortSettings,
+    SumsSettings,
     TaskConfig,
 )
 from rungs.tasks import item_file, reasoning_gym
@@ -200,6 +204,34 @@ def _worked_add(item: Item) -> str:
     return ",".join(columns) + _short(item)
 
 
+def _sums(settings: SumsSettings, draws: Draws) -> Item:
+    """Return an item such as `3+4:` with the answer `7`, or `738*952:` with `702576`."""
+    if draws.below(100) < settings.products_percent:
+        left, right = (draws.number(settings.digits, settings.digits) for _ in range(2))
+        return Item(f"{left}*{right}:", str(left * right))
+    left, right = (draws.below(10) for _ in range(2))
+    return Item(f"{left}+{right}:", str(left + right))
+
+
+def _calculated(item: Item) -> str:
+    """Return a call of the calculator, its reply, and the answer."""
+    return f"<calculator {item.prompt[:-1]}/><reply {item.answer}/>{_short(item)}"
+
+
+def _guess(settings: GuessSettings, draws: Draws) -> Item:
+    """Return an item such as `4711:` with the answer `41`, and guesses that lead to it."""
+    number, game = draws.between(1, settings.largest), draws.between(0, 9999)
+    least, most, play = 1, settings.largest, ""
+    while (guess := draws.between(least, most)) != number:
+        least, most = (guess + 1, most) if guess < number else (least, guess - 1)
+        play += f"{guess}?{'>' if guess < number else '<'}"
+    return Item(f"{game}:", str(number), {"play": f"{play}{number}?"})
+
+
+def _random_guesses(item: Item) -> str:
+    return str(item.info["play"])
+
+
 BUILT_IN = {
     "parity": BuiltInTask("parity", "01:=", _parity, _worked_parity, _short),
     "countdown": BuiltInTask(
@@ -208,5 +240,7 @@ BUILT_IN = {
     "sort": BuiltInTask("sorted", "0123456789,:=", _sort, _worked_sort, _short),
     "brackets": BuiltInTask("brackets", "()[]{}<>:=", _brackets, _worked_brackets, _short),
     "add": BuiltInTask("last_number", "0123456789+>,:=", _add, _worked_add, _short),
+    "sums": BuiltInTask("last_number", "0123456789+*:=<>/ acelopruty", _sums, _calculated, _short),
+    "guess": BuiltInTask("last_number", "0123456789?<>:", _guess, _random_guesses, _random_guesses),
 }
 """The built-in tasks by name."""

@@ -77,4 +77,4 @@ def _calculated(arguments: dict[str, Any]) -> str:
     try:
         return str(evaluate(str(arguments["expression"]))[0])
     except (ExpressionError, KeyError):
-        return 'error: "expression" must be of integers, + - * / and brackets'
+        return "error"

@@ -25,6 +25,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "sort": [{}, {"min_digits": 1, "max_digits": 20}],
     "brackets": [{}, {"min_length": 1, "max_length": 40, "kinds": 4}],
     "add": [{}, {"min_digits": 1, "max_digits": 30}],
+    "sums": [{}, {"products_percent": 100, "digits": 30}],
+    "guess": [{}, {"largest": 1_000_000}],
 }
 CASES = [(name, values) for name, variants in VARIANTS.items() for values in variants]
 
@@ -105,6 +107,29 @@ def test_countdown_by_pythons_own_arithmetic() -> None:
         assert "()" not in item.answer
 
 
+def test_sums_by_pythons_own_arithmetic() -> None:
+    products = 0
+    for item in first(task_of("sums"), 300):
+        assert eval(item.prompt[:-1]) == int(item.answer)
+        products += "*" in item.prompt
+    assert 250 < products < 290
+
+
+def test_guesses_fit_the_replies() -> None:
+    task = task_of("guess")
+    numbers = set()
+    for item in first(task, 300):
+        numbers.add(int(item.answer))
+        left = set(range(1, 65))
+        guesses = re.findall(r"(\d+)\?([<>]?)", task.worked(item))
+        for guess, reply in guesses:
+            assert int(guess) in left
+            left = {n for n in left if n > int(guess)} if reply == ">" else left
+            left = {n for n in left if n < int(guess)} if reply == "<" else left
+        assert guesses[-1] == (item.answer, "")
+    assert numbers == set(range(1, 65))
+
+
 @pytest.mark.parametrize(("name", "values"), CASES)
 @pytest.mark.parametrize("seed", [0, 2**31 - 1])
 def test_training_and_validation_share_no_prompt(
@@ -151,6 +176,8 @@ GOLDEN = {
     "sort": "7a14032c836336bc",
     "brackets": "b51b880e7138eb03",
     "add": "885c7badcf2f5ae9",
+    "sums": "253be4298b6c2459",
+    "guess": "5225a6eee5133718",
 }
 """sha256 of the first items of each task: runs that were started must find the same ones."""
 

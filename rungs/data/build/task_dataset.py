@@ -43,6 +43,8 @@ TASK_DATASETS = {
     "sort-pairs": TaskPairs("sort", 0),
     "brackets-pairs": TaskPairs("brackets", 25),
     "add-pairs": TaskPairs("add", 25),
+    "sums-pairs": TaskPairs("sums", 20),
+    "guess-pairs": TaskPairs("guess", 100),
 }
 
 
