@@ -139,10 +139,12 @@ class RolloutFiles:
         """The file of the validation after a step; None: before step 0."""
         return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
 
-    def validations(self, last: int) -> list[tuple[str, Path]]:
-        """Return the validations up to that after step `last`, with names of their steps."""
+    def validations(self, last: int | None = None) -> list[tuple[str, Path]]:
+        """Return the validations, up to that after step `last`, with names of their steps."""
         numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
-        paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
+        if last is not None:
+            numbered = [path for path in numbered if path <= self.validation(last)]
+        paths = [self.validation(None), *numbered]
         return [(path.stem.removeprefix("validation-"), path) for path in paths if path.is_file()]
 
     def write(self, path: Path, completions: Sequence[Completion]) -> None:
@@ -185,7 +187,8 @@ def array_of(completions: Sequence[Completion], field: str) -> np.ndarray:
     return np.array([getattr(completion, field) for completion in completions])
 
 
-_PROMPTS = 6
+PROMPTS = 6
+"""How many held-out prompts are shown."""
 _MOST_CHARACTERS = 400
 
 
@@ -200,7 +203,7 @@ def write_samples(run: RunFolder, files: RolloutFiles, last: int) -> None:
         "Completions of the first held-out prompts in each validation: the best and the worst of"
         " those sampled, by reward. Of several turns: what the model wrote, and what it saw.",
     ]
-    for prompt in sorted(validations[0][1])[:_PROMPTS]:
+    for prompt in sorted(validations[0][1])[:PROMPTS]:
         lines += _section(prompt, validations)
     content = "\n".join(lines) + "\n"
     with disk.writing(run.samples, "samples.md", len(content)):

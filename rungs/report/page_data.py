@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rungs.common.shown_text import counted
 from rungs.config import run_config
+from rungs.reinforcement import rollout_files
 from rungs.run import layer_record, records
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import STEP, BestStep, FloatArray, StepTable
@@ -63,7 +64,7 @@ class ShownRun:
             "lineage": lineage.model_dump() if lineage else None,
             "events": self._events(),
             "layers": layers_as_json(layers, layers_bytes),
-            "samples": _some_samples(records.read_samples(self.folder)),
+            "samples": _some_samples([*_samples(self.folder), *_completions(self.folder)]),
         }
 
     def _tables(self, rows: int) -> dict[str, Any]:
@@ -143,16 +144,32 @@ def _last(column: FloatArray) -> float | None:
     return float(finite[-1]) if len(finite) else None
 
 
-def _some_samples(found: list[records.Sample]) -> list[dict[str, Any]]:
+def _samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    for one in records.read_samples(folder):
+        yield one.model_dump(include={"step", "prompt", "text"}) | {"kind": one.kind}
+
+
+def _completions(folder: RunFolder) -> Iterator[dict[str, Any]]:
+    """Yield the best and the worst completion of some held-out prompts after each validation, with
+    what the model wrote and saw in turn."""
+    for name, path in rollout_files.RolloutFiles(folder.rollouts).validations():
+        groups = [*rollout_files.by_prompt(rollout_files.read_known(path)).values()]
+        for group in groups[: rollout_files.PROMPTS] if name != "start" else []:
+            ordered = sorted(group, key=lambda one: one.verdict.total)
+            for kind, one in (("best", ordered[-1]), ("worst", ordered[0])):
+                turns = [[turn.wrote, turn.reply] for turn in one.answered_turns]
+                said = {"prompt": one.prompt, "text": one.text, "turns": turns}
+                yield {"step": int(name), "kind": kind, **said}
+
+
+def _some_samples(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return samples for the page, of evenly spaced checkpoints if there are too many."""
-    steps = sorted({one.step for one in found})
-    total = sum(len(one.text) for one in found)
+    steps = sorted({one["step"] for one in found})
+    total = sum(len(one["text"]) for one in found)
     count = min(len(steps), max(2, len(steps) * _SAMPLE_CHARACTERS // max(total, 1)))
     places = np.linspace(0, len(steps) - 1, count).astype(int)
     kept = {steps[place] for place in places}
-    keys = {"step", "prompt", "text"}
-    chosen = [one for one in found if one.step in kept]
-    return [one.model_dump(include=keys) | {"kind": one.kind} for one in chosen]
+    return [one for one in found if one["step"] in kept]
 
 
 def extreme_rows(columns: Iterable[FloatArray], steps: int, width: int) -> NDArray[np.intp]:

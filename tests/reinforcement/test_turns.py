@@ -17,6 +17,7 @@ from rungs.reinforcement.policy_learner import reinforcement
 from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater, advantages_of_turns
 from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, Turn, read
+from rungs.report import page_data
 from rungs.run.folder import RunFolder
 from rungs.tasks.environment import Environment
 from tests.reinforcement.test_start import Killed, assert_same_end, kill_in
@@ -74,6 +75,14 @@ def test_the_record_has_every_turn(whole: RunFolder) -> None:
         assert completion.finished is ended or len(completion.tokens) + 2 >= 10  # no room for more
     for step in steps_of(whole):
         assert step.mean_turns > 1
+
+
+def test_the_page_tells_replies_apart(whole: RunFolder) -> None:
+    samples = [*page_data._completions(whole)]
+    assert {(one["step"], one["kind"]) for one in samples} >= {(0, "best"), (0, "worst")}
+    for one in samples:
+        assert "".join(wrote + reply for wrote, reply in one["turns"]) == one["text"]
+        assert {reply for _, reply in one["turns"]} <= {"0:", "1:"}
 
 
 def test_log_probs_are_those_of_one_pass_over_the_whole_text(whole: RunFolder) -> None:

@@ -24,12 +24,14 @@ const samples = {
   },
 
   drawChoices() {
-    const prompts = [...new Set(state.runs.flatMap((run) => run.samples.map((s) => s.prompt)))];
-    byId("samples").hidden = !prompts.length;
-    const chosen = byId("prompt").value;
-    byId("prompt").replaceChildren(
-      ...prompts.map((prompt) => element("option", { value: prompt }, prompt || "(empty)")));
-    if (prompts.includes(chosen)) byId("prompt").value = chosen;
+    const all = state.runs.flatMap((run) => run.samples);
+    byId("samples").hidden = !all.length;
+    for (const [id, key] of [["prompt", "prompt"], ["sample-kind", "kind"]]) {
+      const [values, chosen] = [[...new Set(all.map((sample) => sample[key]))], byId(id).value];
+      byId(id).replaceChildren(
+        ...values.map((value) => element("option", { value }, value || "(empty)")));
+      if (values.includes(chosen)) byId(id).value = chosen;
+    }
   },
 
   goTo(step) {
@@ -60,13 +62,19 @@ const samples = {
     swatch.style.background = theme.colour(run.number);
     const head = element("h3", {}, swatch, ` ${run.name}`);
     if (!now) return element("article", {}, head, element("p", {}, "nothing yet"));
-    const words = element("p", { className: "said" },
-      element("span", { className: "prompt" }, now.prompt), ...marked(before?.text ?? now.text, now.text));
-    const note = before ? `step ${formatNumber(now.step)}, marked: what differs from step ` +
+    const words = element("p", { className: "said" }, element("span", { className: "prompt" }, now.prompt),
+      ...(now.turns ? turns(now) : marked(before?.text ?? now.text, now.text)));
+    const note = before && !now.turns ? `step ${formatNumber(now.step)}, marked: what differs from step ` +
       formatNumber(before.step) : `step ${formatNumber(now.step)}`;
     return element("article", { "data-run": run.name }, head, words, element("small", {}, note));
   },
 };
+
+// Return what a model wrote in each turn, and what it saw.
+function turns(sample) {
+  return sample.turns.flatMap(([wrote, reply]) => [
+    wrote, ...(reply ? [element("span", { className: "reply", title: "a reply" }, reply)] : [])]);
+}
 
 // Return the words of a text, those that are not in the longest common part with `before` marked.
 function marked(before, now) {
