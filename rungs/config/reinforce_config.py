@@ -324,6 +324,10 @@ class ReinforceConfig(OptimizationConfig):
     for gspo."""
     updates_per_rollout: Size = 1
     """Updates from the same texts."""
+    staleness: Annotated[int, Field(ge=0, le=1)] = 0
+    """1: sample the texts of the next step while the model is updated from those of this one. They
+    come from the weights before this update, so that ρ is not 1 in the first update either, and
+    `loss` clips it. Needs one device. 0: sample with the newest weights."""
     max_sampler_ratio: Positive | None = None
     """Truncated importance sampling (Yao et al. 2025): weight each token by its probability in
     training ÷ in sampling, which differ in rounding, but at most by this. null: off."""

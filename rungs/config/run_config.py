@@ -401,9 +401,9 @@ def _in_optimization(model: ModelConfig, train: OptimizationConfig) -> list[Reas
 
 def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reason]:
     if isinstance(train, ReinforceConfig):
-        is_once = train.updates_per_rollout == 1
+        is_once = train.updates_per_rollout == 1 and not train.staleness
         return [
-            (is_once, " with updates_per_rollout 1", "clip_low", "clip_high"),
+            (is_once, " with updates_per_rollout 1 and staleness 0", "clip_low", "clip_high"),
             (train.loss == "cispo", ' with loss "cispo"', "clip_low"),
             (train.teacher is None, " without a teacher", "teacher_coefficient"),
         ]

@@ -5,7 +5,8 @@ import dataclasses
 import functools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -32,7 +33,7 @@ from rungs.objectives.policy import PolicyObjective
 from rungs.optim.precision import dtype_of
 from rungs.parallel.processes import check_all_agree, is_first_process, run_on_first
 from rungs.reinforcement import policy_update
-from rungs.reinforcement.rollout_files import Completion, RolloutFiles, write_samples
+from rungs.reinforcement.rollout_files import Completion, RolloutFiles, read, write_samples
 from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, longest_prompt
 from rungs.reinforcement.turn_format import TurnFormat
 from rungs.run import folder, metrics
@@ -91,7 +92,8 @@ def reinforcement(trust_verifier: bool) -> Kind:
 
     def replayed(start: Start, mesh: Mesh) -> Replayed:
         train, length = start.config.train, start.config.sequence_length
-        objective = PolicyObjective(train, train.updates_per_rollout == 1, length)
+        is_exact = train.updates_per_rollout == 1 and not train.staleness
+        objective = PolicyObjective(train, is_exact, length)
         return Replayed(objective, make_step(objective, train, mesh), policy_update.ARRAY_NAMES)
 
     return Kind(functools.partial(_open, trust_verifier=trust_verifier), replayed)
@@ -194,6 +196,11 @@ class PolicyLearner:
 
     def __init__(self, inputs: PolicyInputs, start: Start, mesh: Mesh) -> None:
         config: ReinforceRunConfig = start.config
+        if config.train.staleness and mesh.size > 1:
+            raise UserError(
+                f"{start.run.path / REINFORCE_FILE}: staleness: 1 needs one device, as on"
+                f" {mesh.size} programs that run at once could wait for each other; set 0"
+            )
         self._inputs, self._run, self._train = inputs, start.run, config.train
         self._start = start
         self._tokens_seen = start.saved.meta.tokens_seen if start.saved else 0
@@ -212,6 +219,8 @@ class PolicyLearner:
             config, mesh, reference, teacher, inputs.longest_prompt
         )
         self._files = RolloutFiles(start.run.rollouts, is_first_process())
+        self._ahead: tuple[list[Completion], Seconds] | None = None
+        """The completions of the next step, sampled while the model was updated."""
         self._wrong_steps, self._latest_step = 0, -1
         self._last_end = time.perf_counter()
 
@@ -235,16 +244,49 @@ class PolicyLearner:
         self, step: int, file: Path, stops: Stops, *, is_replay: bool = False
     ) -> tuple[policy_update.Updated, Seconds]:
         """Take a step whose answers may be in a file. Raises Interrupted before the update."""
-        prompts, samples = self.prompts.of_step(step), self._train.samples_per_prompt
-        completions, seconds = self._source.complete(
-            step, prompts, samples, file, stops.here, is_replay=is_replay
-        )
+        completions, seconds = self._completions(step, file, stops, is_replay)
         if stops.anywhere():
             raise Interrupted
         _report_failures(step, completions)
         self._latest_step = step
-        tokens = [prompt.tokens for prompt in prompts for _ in range(samples)]
-        return self._updater.update(self.model, self.optimizer, tokens, completions), seconds
+        samples = self._train.samples_per_prompt
+        tokens = [prompt.tokens for prompt in self.prompts.of_step(step) for _ in range(samples)]
+        with self._sampling_ahead(step + 1, is_replay=is_replay):
+            updated = self._updater.update(self.model, self.optimizer, tokens, completions)
+        return updated, seconds
+
+    def _completions(
+        self, step: int, file: Path, stops: Stops, is_replay: bool
+    ) -> tuple[list[Completion], Seconds]:
+        """Return the completions of a step. Those that were sampled ahead are in memory or, after
+        a start, in their file, which was written before the checkpoint; after the last step before
+        --extend there are none."""
+        if self._ahead is not None:
+            return self._ahead
+        if self._train.staleness and step > 0 and file.exists():
+            return read(file), Seconds(0.0, 0.0)
+        return self._sample(step, file, stops, is_replay)
+
+    def _sample(
+        self, step: int, file: Path, stops: Stops, is_replay: bool
+    ) -> tuple[list[Completion], Seconds]:
+        prompts, samples = self.prompts.of_step(step), self._train.samples_per_prompt
+        return self._source.complete(step, prompts, samples, file, stops.here, is_replay=is_replay)
+
+    @contextmanager
+    def _sampling_ahead(self, step: int, *, is_replay: bool) -> Iterator[None]:
+        """Sample the completions of the next step meanwhile, if there is one and `staleness`."""
+        self._ahead = None
+        if not self._train.staleness or step == self._train.steps:
+            yield
+            return
+        file = self._files.step(step)
+        with ThreadPoolExecutor(1) as pool:
+            ahead = pool.submit(self._sample, step, file, NEVER, is_replay)
+            yield
+        self._ahead = ahead.result()
+        if not is_replay:
+            self._files.write(file, self._ahead[0])
 
     def read(self, step: int, taken: Sampled) -> tuple[PolicyMetrics, StepResult]:
         now = time.perf_counter()

@@ -167,8 +167,8 @@ class PolicyUpdater:
             lengths, lambda _inputs, _targets, *tokens: has_weight(config, PolicyTokens(*tokens))
         )
         self._first_step, self._later_step = (
-            make_step(PolicyObjective(train, is_first, lengths[-1]), train, mesh, shortcuts)
-            for is_first in (True, False)
+            make_step(PolicyObjective(train, is_exact, lengths[-1]), train, mesh, shortcuts)
+            for is_exact in (not train.staleness, False)
         )
         self._log_prob_step = make_log_prob_step(train, lengths, mesh)
 
@@ -215,7 +215,8 @@ class PolicyUpdater:
             ),
         )
         first = last = self._run(self._first_step, model, optimizer, batch, tokens)
-        tokens = tokens._replace(old_log_probs=first.log_probs_NS)
+        if not train.staleness:
+            tokens = tokens._replace(old_log_probs=first.log_probs_NS)
         for _ in range(1, train.updates_per_rollout):
             last = self._run(self._later_step, model, optimizer, batch, tokens)
         return Updated(
@@ -332,9 +333,10 @@ def _token_fields(updated: Updated, train: ReinforceConfig) -> dict[str, float |
         for other_NS in (updated.reference_log_probs_NS, updated.teacher_log_probs_NS)
     )
     clipped = None
-    if train.updates_per_rollout > 1:
-        log_probs = updated.first.log_probs_NS, updated.last.log_probs_NS
-        clipped = clipped_share(train, *log_probs, updated.advantages_NS, is_sampled_NS)
+    if train.updates_per_rollout > 1 or train.staleness:
+        new_NS, old_NS = updated.last.log_probs_NS, updated.first.log_probs_NS
+        old_NS = batch.sampler_log_probs_NS if train.staleness else old_NS
+        clipped = clipped_share(train, old_NS, new_NS, updated.advantages_NS, is_sampled_NS)
     return {
         "entropy": float(updated.first.entropies_NS[is_sampled_NS].mean(dtype=np.float64)),
         **log_prob_gaps(batch.sampler_log_probs_NS[is_sampled_NS], trainer),

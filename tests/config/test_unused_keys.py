@@ -166,7 +166,7 @@ def test_keys_that_a_file_leaves_out_are_not_named(
         (
             {"updates_per_rollout": 1, "clip_high": 0.3},
             [
-                f"{key}: has no effect with updates_per_rollout 1"
+                f"{key}: has no effect with updates_per_rollout 1 and staleness 0"
                 for key in ("clip_low", "clip_high")
             ],
         ),

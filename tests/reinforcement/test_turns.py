@@ -181,6 +181,29 @@ def test_a_killed_run_with_turns_ends_as_if_nothing_had_happened(
     assert_same_end(run, whole)
 
 
+def test_a_stale_run_resumes_and_replays(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps learn from texts of the weights before the last update, but for the first step."""
+    keys: dict[str, Any] = {"staleness": 1, "steps": 4, "learning_rate": 0.01, "sharding": {"devices": 1}}
+    whole, run = (make_run_with_turns(tmp_path / name, start, **keys) for name in ("whole", "run"))
+    assert reinforce(whole, trust_verifier=True) == 0
+    gaps = [step.largest_log_prob_gap for step in steps_of(whole)]
+    assert gaps[0] < 1e-5
+    assert min(gaps[1:]) > 1e-3
+    assert all(step.clipped_ratios is not None for step in steps_of(whole))
+    with pytest.MonkeyPatch.context() as patch:
+        kill_in(patch, PolicyUpdater, "update", 3)
+        with pytest.raises(Killed):
+            reinforce(run, trust_verifier=True)
+    assert reinforce(run, trust_verifier=True) == 0
+    assert_same_end(run, whole)
+    config = load_reinforcement_run(run.path)
+    for step in ("step-000001", "step-000003"):
+        assert replay(run, config, step, KIND) == 0
+        assert "the same 16 texts" in capsys.readouterr().out
+
+
 def refuse(*_: Any) -> None:
     raise AssertionError("asked again")
 
