@@ -1,7 +1,8 @@
-"""Tokens per second of rollouts, compared with generation without log-probabilities.
+"""Tokens per second of rollouts: compared with generation without log-probabilities, and in turns.
 
 Models with random weights continue prompts of 16 tokens by 32, at temperature 1 and without stop
-tokens, so that both sides do the same work. The sides take turns.
+tokens, so that two sides do the same work. In turns, a token of eight ends one, a reply of one
+token follows, and only the model's tokens count. The sides take turns.
 """
 
 from rungs.common.command import run_command
@@ -18,7 +19,7 @@ from benchmarks.report import spread
 from rungs.config.model_config import ModelConfig
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.rollouts import RolloutRequest, RolloutSampler
+from rungs.model.rollouts import RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.model.sampling import Sampling
 from rungs.parallel import jax_setup
 
@@ -43,36 +44,63 @@ def main(batch_sizes: str, turns: int, models: str) -> None:
 
 
 def report(name: str, batch: int, turns: int) -> None:
-    """Print the tokens per second of both sides, and by what factor rollouts take longer."""
+    """Print the tokens per second of each side, and relative to rollouts of one turn."""
     config = ModelConfig.model_validate({"context_length": 128, **MODELS[name]})
-    generate, sample = sides(GPT(config, jax.random.key(0)), batch)
-    seconds = np.array([(timed(generate), timed(sample)) for _ in range(turns + 1)])[1:]
-    generated, sampled = (batch * NEW_TOKENS / seconds.T).tolist()
-    factor = statistics.median(generated) / statistics.median(sampled)
+    three = sides(GPT(config, jax.random.key(0)), batch)
+    speeds = np.array([[speed(side) for side in three] for _ in range(turns + 1)])[1:].T
+    generation, rollouts, in_turns = speeds.tolist()
+    relative = [statistics.median(each) / statistics.median(rollouts) for each in speeds.tolist()]
     click.echo(
-        f"{name:5} batch {batch:3}  generation {spread(generated, 0)}  rollouts"
-        f" {spread(sampled, 0)} tokens/s  {factor:.2f} times as long"
+        f"{name:5} batch {batch:3}  rollouts {spread(rollouts, 0)} tokens/s;"
+        f" generation {spread(generation, 0)} ({relative[0]:.2f});"
+        f" in turns {spread(in_turns, 0)} ({relative[2]:.2f})"
     )
 
 
-def sides(model: GPT, batch: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return functions that generate and that sample rollouts, each of one batch."""
+def sides(model: GPT, batch: int) -> list[Callable[[], int]]:
+    """Return functions that generate, and that sample rollouts of one turn and of several, each of
+    one batch. They return the number of tokens."""
     generator, sampler = Generator(model), RolloutSampler(model)
     vocabulary = model.config.vocab_size
     prompts = np.random.default_rng(0).integers(vocabulary, size=(batch, PROMPT_TOKENS)).tolist()
     request = RolloutRequest(batch, PROMPT_TOKENS, NEW_TOKENS, 1.0, ())
     numbers = [(0, row) for row in range(batch)]
-    return (
-        lambda: generator.generate(prompts, Request(NEW_TOKENS, Sampling(temperature=1.0))),
-        lambda: sampler.sample(prompts, numbers, request),
-    )
+
+    def generate() -> int:
+        generator.generate(prompts, Request(NEW_TOKENS, Sampling(temperature=1.0)))
+        return batch * NEW_TOKENS
+
+    def sample() -> int:
+        return sum(len(one.tokens) for one in sampler.sample(prompts, numbers, request))
+
+    def in_turns() -> int:
+        ends = tuple(range(0, vocabulary, 8))
+        rows = RolloutBatch(sampler, numbers, request._replace(stop_tokens=ends, has_turns=True))
+        texts: list[list[int]] = [[] for _ in prompts]
+        count = 0
+        while any(len(text) < NEW_TOKENS for text in texts):
+            going = [
+                prompt + text if len(text) < NEW_TOKENS else None
+                for prompt, text in zip(prompts, texts, strict=True)
+            ]
+            counts = [len(text) for text in texts]
+            for text, new in zip(
+                texts, rows.write(going, counts if any(counts) else None), strict=True
+            ):
+                if new:
+                    count += len(new.tokens)
+                    text += new.tokens + [1] * (
+                        new.finished and len(text + new.tokens) < NEW_TOKENS
+                    )
+        return count
+
+    return [generate, sample, in_turns]
 
 
-def timed(side: Callable[[], object]) -> float:
-    """Return the seconds that a side takes."""
+def speed(side: Callable[[], int]) -> float:
+    """Return the tokens per second of a side."""
     start = time.perf_counter()
-    side()
-    return time.perf_counter() - start
+    return side() / (time.perf_counter() - start)
 
 
 if __name__ == "__main__":
