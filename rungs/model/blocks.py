@@ -264,66 +264,74 @@ def run_blocks(
         x_BSD; what `observe` keeps, stacked over layers; the routing of all layers."""
     if blocks is None:
         return x_BSD, None, None
-    graphs, stacked = block_graphs(config, blocks), nnx.state(blocks)
     contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
     dense, kinds = config.n_dense_layers, config.repeated_kinds
     kinds = tuple(kinds[(dense + place) % len(kinds)] for place in range(len(kinds)))
-    value_places = [layer for layer in config.value_layers if layer < len(kinds)]
-    periods, remainder = divmod(config.n_layers - dense, len(kinds))
-
-    def run_layer(
-        first: int,
-        place: int,
-        layers: nnx.State,
-        x_BSD: Array,
-        context: AttentionContext,
-        dropout: Dropout,
-    ) -> tuple[Array, Routing | None, Any]:
-        block = nnx.merge(graphs[first + place], compute.gather(layer_state(layers, place)))
-        passed = block(x_BSD, context, dropout)
-        return passed.x_BSD, passed.routing, observe(block, context, passed)
-
-    def run_layers(
-        first: int,
-        kinds: Sequence[LayerKind],
-        carry: tuple[Array, Array],
-        period: tuple[nnx.State, ValueEmbedding | None],
-    ) -> tuple[tuple[Array, Array], Any]:
-        (x_BSD, number), (layers, values) = carry, period
-        outputs = []
-        for place, kind in enumerate(kinds):
-            layer = functools.partial(run_layer, first, place)
-            run = checkpoint_layer(layer, compute.remat, compute.gather is not no_gather)
-            context = contexts[kind]
-            if place in value_places:
-                context = with_values(context, values, value_places.index(place))
-            x_BSD, routing, kept = run(layers, x_BSD, context, dropout.fold(number + place))
-            outputs.append((kept, routing))
-        return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
-
-    carry: tuple[Array, Array] = (x_BSD, jnp.asarray(1))
+    length, value_places = len(kinds), [n for n in config.value_layers if n < len(kinds)]
+    graphs, stacked = block_graphs(config, blocks), nnx.state(blocks)
+    layers = _Layers(graphs, contexts, value_places, dropout, compute, observe)
+    carry: _Carry = x_BSD, jnp.asarray(1)
     kept_of_dense: Any = None
     if dense:
         first_kinds = list(config.layer_kinds())[:dense]
-        carry, (kept_of_dense, _) = run_layers(0, first_kinds, carry, (stacked, values))
+        carry, (kept_of_dense, _) = layers.run(0, first_kinds, carry, (stacked, values))
         stacked = _after(dense, stacked)
-    scanned, with_value = periods * len(kinds), periods * len(value_places)
-    by_period = (
-        _map_params(lambda a, own: _by_period(periods, own, a), stacked, len(kinds)),
-        jax.tree.map(lambda a: _by_period(periods, len(value_places), a), values),
-    )
-    run_period = functools.partial(run_layers, dense, kinds)
+    periods, remainder = divmod(config.n_layers - dense, length)
+    change_all = functools.partial(_map_layers, (stacked, values), length, len(value_places))
+    by_period = change_all(functools.partial(_by_period, periods))
+    run_period = functools.partial(layers.run, dense, kinds)
     carry, outputs = jax.lax.scan(run_period, carry, by_period, unroll=compute.unroll)
-    outputs = jax.tree.map(lambda a: a.reshape(scanned, *a.shape[2:]), outputs)
+    kept, routing = jax.tree.map(lambda a: a.reshape(periods * length, *a.shape[2:]), outputs)
     if remainder:
-        left = _map_params(lambda a, own: a[periods * own :], stacked, len(kinds))
-        values = jax.tree.map(lambda a: a[with_value:], values)
-        carry, last = run_layers(dense, kinds[:remainder], carry, (left, values))
-        outputs = jax.tree.map(lambda *a: jnp.concatenate(a), outputs, last)
-    kept, routing = outputs
+        left = change_all(lambda own, array: array[periods * own :])
+        carry, last = layers.run(dense, kinds[:remainder], carry, left)
+        kept, routing = jax.tree.map(lambda *a: jnp.concatenate(a), (kept, routing), last)
     if dense:
         kept = jax.tree.map(lambda *a: jnp.concatenate(a), kept_of_dense, kept)
     return carry[0], kept, routing
+
+
+_Carry = tuple[Array, Array]
+"""The residual stream, and the number of the next layer, from 1."""
+_Stacked = tuple[nnx.State, ValueEmbedding | None]
+"""Parameters of layers, and value embeddings of those that have one."""
+
+
+class _Layers(NamedTuple):
+    """What all layers of a model share."""
+
+    graphs: list[nnx.GraphDef[Block]]
+    contexts: dict[LayerKind, AttentionContext]
+    value_places: list[int]
+    """Places in a period of the layers with a value embedding."""
+    dropout: Dropout
+    compute: Compute
+    observe: Observe
+
+    def run(
+        self, first: int, kinds: Sequence[LayerKind], carry: _Carry, period: _Stacked
+    ) -> tuple[_Carry, tuple[Any, Routing | None]]:
+        """Run layers of these kinds, whose graphs are those from `first` on; return what is kept of
+        them and their routing, stacked."""
+        (x_BSD, number), (params, values) = carry, period
+        outputs = []
+        for place, kind in enumerate(kinds):
+            layer = functools.partial(self._run_one, first + place, place)
+            run = checkpoint_layer(layer, self.compute.remat, self.compute.gather is not no_gather)
+            context = self.contexts[kind]
+            if place in self.value_places:
+                context = with_values(context, values, self.value_places.index(place))
+            x_BSD, output = run(params, x_BSD, context, self.dropout.fold(number + place))
+            outputs.append(output)
+        return (x_BSD, number + len(outputs)), jax.tree.map(lambda *a: jnp.stack(a), *outputs)
+
+    def _run_one(
+        self, layer: int, place: int, params: nnx.State, *given: Any
+    ) -> tuple[Array, tuple[Any, Routing | None]]:
+        """Run a layer; `given` are the arguments of its block."""
+        block = nnx.merge(self.graphs[layer], self.compute.gather(layer_state(params, place)))
+        passed = block(*given)
+        return passed.x_BSD, (self.observe(block, given[1], passed), passed.routing)
 
 
 def with_embedding(
@@ -374,18 +382,19 @@ def _after(count: int, stacked: nnx.State) -> nnx.State:
     return nnx.from_flat_state(own)
 
 
-def _map_params(
-    function: Callable[[Array, int], Array], stacked: nnx.State, period: int
-) -> nnx.State:
-    """Return the parameters with a function applied to each array and the number of its layers in
-    the first period of the layer pattern."""
+def _map_layers(
+    layers: _Stacked, period: int, n_values: int, function: Callable[[int, Array], Array]
+) -> _Stacked:
+    """Return the layers with a function applied to each array and the number of its layers in the
+    first period of the layer pattern."""
 
     def of(param: nnx.Variable) -> nnx.Variable:
         own = sum(layer < period for layer in layers_with(param, period))
-        return _with_each(param, lambda array: function(array, own))
+        return _with_each(param, functools.partial(function, own))
 
-    mapped: nnx.State = jax.tree.map(of, stacked, is_leaf=_is_param)
-    return mapped
+    params, values = layers
+    mapped: nnx.State = jax.tree.map(of, params, is_leaf=_is_param)
+    return mapped, jax.tree.map(functools.partial(function, n_values), values)
 
 
 def _by_period(periods: int, length: int, array: Array) -> Array:

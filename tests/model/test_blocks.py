@@ -129,6 +129,6 @@ def test_eight_calls_lead_from_the_loss_to_the_attention_kernel(
     model, tokens = GPT(model_config(), jax.random.key(0)), jnp.zeros((1, 8), int)
     loss = nnx.value_and_grad(lambda model: model.summed_loss(tokens, tokens)[0])
     nnx.eval_shape(loss, model)
-    layers = ["run_blocks", "run_layers", "run_layer"]
+    layers = ["run_blocks", "run", "_run_one"]
     model_calls = ["summed_loss", "hidden", *layers, "__call__", "__call__", "attend"]
     assert calls == model_calls
