@@ -128,6 +128,8 @@ HOSTILE = {
     "lies": ("return 5, 6", "error", ("step() must return (reply, reward, over)",)),
 }
 """What is done instead of a reply; the status, or another failure's; what the user is told."""
+WAITED_FOR = ("endless", "sleeps")
+"""Those that take all of the time limit."""
 BAD_ENVIRONMENT = """
 class Environment:
     def reset(self, item, seed):
@@ -159,16 +161,17 @@ def environment(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Envi
     """Return the environment of a task with a Python file."""
     keys, code = request.param
     (tmp_path / "code.py").write_text(code)
-    config = TaskConfig(
-        **TASK | {"verifier_timeout_seconds": 5.0, "verifier_memory_bytes": 2**29}, **keys
-    )
+    config = TaskConfig(**TASK | {"verifier_memory_bytes": 2**29} | keys)
     with Environment(config, open_task(config, tmp_path), tmp_path, trusts=True) as opened:
         yield opened
 
 
 def hostile(code: str, **keys: Any) -> list[Any]:
+    def limited(name: str) -> dict[str, Any]:
+        return keys | {"verifier_timeout_seconds": 1.0 if name in WAITED_FOR else 5.0}
+
     return [
-        pytest.param((keys, code.format(body=body)), status, told, id=name)
+        pytest.param((limited(name), code.format(body=body)), status, told, id=name)
         for name, (body, status, told) in HOSTILE.items()
     ]
 
