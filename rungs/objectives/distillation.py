@@ -98,14 +98,17 @@ class Distillation(NextToken):
                 f" not what this run was started with; restore it, or {start.fresh_start}"
             )
         if config.train.teacher_top_k is not None:
-            store = teacher.store(config, data, datasets_dir)
+            store, sequences_N = teacher.store(config, data, datasets_dir)
             if not store.exists():
                 raise UserError(
                     f"{start.run.path / config.train_file}: teacher_top_k: the teacher's"
                     f" predictions are not stored yet: {command_line('train')}"
                     f" {quoted(start.run.path)} --store-teacher"
                 )
-            data.predictions = store.open().read
+            stored = store.open()
+            data.predictions = lambda indices: stored.read(
+                np.searchsorted(sequences_N, indices).tolist()
+            )
 
     def prepare(self, start: Start, mesh: Mesh, data: RunData) -> None:
         if data.train.predictions is None:
@@ -293,10 +296,22 @@ class Teacher(NamedTuple):
         teacher = place_teacher(self.weights, plain, mesh)
         return teacher, make_teacher_step(train, Layout.of(train.sharding, mesh))
 
-    def store(self, config: RunConfig, data: TrainingData, datasets_dir: Path) -> Store:
-        """Return the place of the predictions of the teacher's K most likely tokens: `log_probs`,
-        float32 (n, S, K + 1), with that of all others together last; `tokens`, uint16 or int32 (n,
-        S, K), for n sequences in the order before shuffling."""
+    def store(
+        self, config: RunConfig, data: TrainingData, datasets_dir: Path
+    ) -> tuple[Store, np.ndarray]:
+        """Return the place of the predictions of the teacher's K most likely tokens, and the N
+        sequences that they are of, in the order before shuffling: those of a whole epoch if they
+        are stored, else those that the run reads. It has `log_probs`, float32 (N, S, K + 1), with
+        that of all others together last; `tokens`, uint16 or int32 (N, S, K)."""
+        whole_N, read_N = np.arange(data.distinct_sequences), data.sequences_read()
+        whole = self._store_of(whole_N, config, data, datasets_dir)
+        if len(read_N) == len(whole_N) or whole.exists():
+            return whole, whole_N
+        return self._store_of(read_N, config, data, datasets_dir), read_N
+
+    def _store_of(
+        self, sequences_N: np.ndarray, config: RunConfig, data: TrainingData, datasets_dir: Path
+    ) -> Store:
         train = config.train
         key = {
             "teacher": self.sha256,
@@ -312,7 +327,7 @@ class Teacher(NamedTuple):
             "sequence_length": config.sequence_length,
             "start_train_token": train.start_train_token,
             "target_offset": train.target_offset,
-            "sequences": data.distinct_sequences,
+            "sequences": len(sequences_N),
         }
         if data.phases is not None:
             key["phases"] = data.phases.settings
@@ -320,13 +335,15 @@ class Teacher(NamedTuple):
             key["packing"] = train.packing
         if train.epochs_differ:
             key |= {"windows": train.windows, "seed": train.seed}
+        if sequences_N[-1] >= len(sequences_N):  # the first ones of a shuffled epoch
+            key |= {"epoch": data.distinct_sequences, "seed": train.seed}
         length, most = config.sequence_length, train.teacher_top_k
         assert most is not None
         return Store.of(
             datasets_dir,
             "predictions",
             key,
-            data.distinct_sequences,
+            len(sequences_N),
             log_probs=(np.float32, (length, most + 1)),
             tokens=(_id_type(config), (length, most)),
         )
@@ -352,12 +369,15 @@ def store_predictions(
     teacher = Teacher.of(run, config, datasets)
     with errors_in_files_of(run.path):
         data = TrainingData(config, datasets)
-    store = teacher.store(config, data, datasets_dir)
+    store, sequences_N = teacher.store(config, data, datasets_dir)
     if store.exists():
         log.info("%s: the predictions are stored already", store.folder)
         return
-    store.write(ComputedPredictions(teacher, config, data, make_mesh()).read)
-    log.info("%s: stored what %s predicts", store.folder, teacher.weights.path)
+    computed = ComputedPredictions(teacher, config, data, make_mesh())
+    store.write(lambda places: computed.read(np.take(sequences_N, places).tolist()))
+    text = "%s: stored what %s predicts for %d of %d sequences"
+    count = len(sequences_N), data.distinct_sequences
+    log.info(text, store.folder, teacher.weights.path, *count)
 
 
 class ComputedPredictions:

@@ -118,7 +118,8 @@ def test_storing_goes_on_where_it_was_killed(
     with pytest.raises(KeyboardInterrupt):
         store(run, datasets)
     store(run, datasets)
-    assert parts == [range(0, 8), range(8, 16), *[range(16, 24)] * 2, range(24, 32)]
+    ranges = [range(0, 8), range(8, 16), *[range(16, 24)] * 2, range(24, 32)]
+    assert parts == [[*part] for part in ranges]
     assert len(list(stored(place, 5).glob("*.safetensors"))) == STEPS
 
 
@@ -136,6 +137,37 @@ def test_a_damaged_file_is_named_and_a_longer_run_needs_its_own(
     change(run, min_train_tokens=2 * STEPS * 128)
     with pytest.raises(UserError, match="not stored yet"):
         train(run, place)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_short_run_stores_what_it_reads(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
+) -> None:
+    shutil.copytree(place / "datasets", datasets := tmp_path / "datasets")
+    keys = {"teacher_top_k": 9, "shuffle": shuffle, "max_steps": 2, "seed": 5}
+    run = student(tmp_path / "run", place, **keys)
+    predicted, read = list[int](), ComputedPredictions.read
+
+    def noted(self: Any, indices: Any) -> Any:
+        predicted.extend(indices)
+        return read(self, indices)
+
+    monkeypatch.setattr(ComputedPredictions, "read", noted)
+    store(run, datasets)
+    assert len({*predicted}) == len(predicted) == STEPS * 8 // 2
+    assert (predicted != [*range(len(predicted))]) == shuffle
+    assert go(run, datasets) == 0
+    steps = metrics.read(run.metrics)
+    whole = student(tmp_path / "whole", place, **keys | {"max_steps": None})
+    store(whole, datasets)
+    assert len(predicted) == (1 + 2) * STEPS * 8 // 2
+    again = student(tmp_path / "again", place, **keys)  # reads those of the epoch
+    for folder in datasets.glob("predictions-*"):
+        if json.loads((folder / "predictions.json").read_text())["sequences"] == STEPS * 8 // 2:
+            shutil.rmtree(folder)
+    assert go(again, datasets) == 0
+    losses = [[step.train_loss for step in each] for each in (steps, metrics.read(again.metrics))]
+    assert losses[0] == losses[1]
 
 
 def test_phases_in_another_order_need_predictions_of_their_own(place: Path, tmp_path: Path) -> None:

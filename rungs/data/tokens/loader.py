@@ -140,6 +140,14 @@ class TrainingData(_Data):
         examples = epoch // train.sequences_per_example
         self._order: Any = range(len(mixture)) if is_one_pass else _order(examples, train)
 
+    def sequences_read(self) -> np.ndarray:
+        """Return the sequences of all steps by their index before shuffling, in order; not for
+        preferences, whose examples may be pairs of them."""
+        count = self._train.sequences_before(self.total_steps)
+        if count < self.distinct_sequences and self._train.shuffle:
+            return np.sort([self._order[place] for place in range(count)])
+        return np.arange(min(count, self.distinct_sequences))
+
     def dataset_tokens(self, steps: int) -> dict[str, int]:
         """Return the input tokens of each dataset in the first steps; empty without phases."""
         if self.phases is None:
