@@ -148,7 +148,7 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int, seeds: int) 
         after = _activations(model, inputs_BS)
         sizes.append([_rms(new) for new in after])
         changes.append([_rms(new - old) for new, old in zip(after, before, strict=True)])
-    places = ["embedding", *(f"block {n}" for n in range(1, config.model.n_layers)), LOGITS]
+    places = ["embedding", *(f"layer {n}" for n in range(config.model.n_layers - 1)), LOGITS]
 
     def over_seeds(values: list[list[float]]) -> dict[str, float]:
         return dict(zip(places, np.sqrt(np.mean(np.square(values), axis=0)), strict=True))
@@ -158,7 +158,7 @@ def _measure_one(config: RunConfig, data: TrainingData, steps: int, seeds: int) 
 
 @nnx.jit
 def _activations(model: GPT, inputs_BS: Array) -> list[Array]:
-    """Return the logits, and outputs of the embedding and all blocks but the last, before a
+    """Return the logits, and outputs of the embedding and all layers but the last, before a
     norm."""
     outputs = model.forward(inputs_BS, keep_hidden_states=True)
     assert outputs.hidden_states is not None

@@ -59,6 +59,7 @@ def test_a_check_averages_over_seeds(tmp_path: Path, datasets: Path) -> None:
     config = load_run(run_with(tmp_path / "run", 32).path)
     data = TrainingData(config, open_datasets(config.train.datasets, datasets))
     first = measure(config, [32, 64], data, steps=4, seeds=1)
+    assert [*first[0].sizes] == ["embedding", "layer 0", "layer 1", "logits"]
     second = measure(with_seed(config, config.train.seed + 1), [32, 64], data, steps=4, seeds=1)
     both = measure(config, [32, 64], data, steps=4, seeds=2)
     for one, other, mean in zip(first, second, both, strict=True):

@@ -163,6 +163,6 @@ def test_growth_is_the_power_of_the_width_and_nan_is_off() -> None:
     assert large == ("large", pytest.approx(0.75), pytest.approx(-1))
     assert (steady.is_off, large.is_off, broken.is_off) == (False, True, True)
     assert not logits.is_off  # as muP's initial logits
-    assert logits._replace(place="block 1").is_off
+    assert logits._replace(place="layer 1").is_off
     assert logits._replace(of_change=-0.5).is_off
     assert logits._replace(of_size=0.5).is_off
