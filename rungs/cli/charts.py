@@ -5,6 +5,7 @@ from rungs.common.command import importing
 import contextlib
 import hashlib
 import os
+from collections.abc import Sequence, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -92,8 +93,7 @@ def main(
         from rungs.report.run_charts import draw_run  # Matplotlib takes half a second to import
 
         written = draw_run(folders[0], output_dir, chart_style)
-        if not written:
-            raise UserError(_no_steps(folders[0]))
+        _refuse_without_steps(folders, [written])
         click.echo("\n".join(map(str, written)))
 
 
@@ -103,6 +103,8 @@ def _show_page(folders: list[Path], page: Path | None, watch: bool, port: int | 
     from rungs.report.run_page import PageServer, open_runs, write_page
 
     runs = open_runs(folders)
+    if not watch:
+        _refuse_without_steps(folders, [run.steps for run in runs])
     if page is not None:
         paths.refuse_other_content(page, b"<!doctype html>", "a page")
         write_page(page, runs)
@@ -146,9 +148,7 @@ def _compare(
     from rungs.run.folder import RunFolder
 
     runs = recorded_run.load_runs(folders)
-    empty = [folder for folder, run in zip(folders, runs, strict=True) if not len(run)]
-    if empty:
-        raise UserError("\n".join(map(_no_steps, empty)))
+    _refuse_without_steps(folders, runs)
     output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
     text = _draw_power_law(runs, output, chart_style) if power_law else ""
     for path in draw_comparison(runs, output, chart_style):
@@ -180,8 +180,14 @@ def _draw_power_law(runs: "list[RecordedRun]", output_folder: Path, chart_style:
     return scaled.as_text()
 
 
-def _no_steps(run_folder: Path) -> str:
-    return f"{run_folder / 'metrics.jsonl'}: no step recorded yet; nothing to draw"
+def _refuse_without_steps(folders: list[Path], steps: Sequence[Sized]) -> None:
+    lines = [
+        f"{folder}: no step recorded yet, nothing to draw; --watch waits for the first one"
+        for folder, own in zip(folders, steps, strict=True)
+        if not len(own)
+    ]
+    if lines:
+        raise UserError("\n".join(lines))
 
 
 def comparison_folder(names: list[str]) -> Path:

@@ -431,8 +431,11 @@ def test_bad_input_is_reported_in_one_line(
         (["gone"], "no such run"),
         (["empty"], "no step recorded"),
         (["a", "empty"], "no step recorded"),
+        (["empty", "--page", "page.html"], "no step recorded"),
+        (["a", "empty", "--page", "page.html"], "no step recorded"),
         (["a", "--output-dir", "file"], "file: is there and is no folder"),
     ]:
         with pytest.raises(UserError, match=reason) as error:
             charts.main.main(arguments, standalone_mode=False)
         assert len(str(error.value).splitlines()) == 1
+    assert names_in(tmp_path) == {"runs", "file"}
