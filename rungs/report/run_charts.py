@@ -25,11 +25,12 @@ from rungs.data import catalog, overlap
 from rungs.report import drawing
 from rungs.report.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
 from rungs.run.folder import RunFolder
-from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun, finite_points
+from rungs.run.recorded_run import Curve, RecordedPolicyRun, RecordedRun, finite_points
 from rungs.run.step_table import BestStep, FloatArray
 
 Charts = dict[str, Callable[[Any], Figure]]
-_HELD_OUT: dict[str, Any] = {"marker": "s", "linestyle": "--", "linewidth": 1.5}
+_FEW, _MARKS = 10, 30
+"""Most validations that are drawn as points alone; most points on a line."""
 _LOSS_UNITS = {
     "next_token": "nats per token",
     "multi_token": "nats per token; in training, with the module's",
@@ -77,11 +78,10 @@ def loss_chart(run: RecordedRun) -> Figure:
     lines = drawing.trend(axes, run, "train_loss", "training, ")
     validation = finite_points(steps, run.column("validation_loss"))
     if validation[0].size:
-        lines["validation"] = drawing.line(axes, *validation, color=VERMILLION, **_HELD_OUT)
+        lines["validation"] = _held_out(axes, validation, VERMILLION)
     averaged = finite_points(steps, run.column("ema_validation_loss"))
     if averaged[0].size:
-        look: dict[str, Any] = {"marker": "o", "markersize": 4, "linewidth": 1.5}
-        lines["validation, averaged weights"] = drawing.line(axes, *averaged, color=GREEN, **look)
+        lines["validation, averaged weights"] = _held_out(axes, averaged, GREEN, "o")
     lines |= _losses_of_datasets(axes, run)
     lines |= _spikes(axes, run)
     drawing.log_axis(axes)
@@ -91,6 +91,17 @@ def loss_chart(run: RecordedRun) -> Figure:
     lines |= drawing.resumes(axes, run)
     drawing.legend(figure, lines, overlaps([run]))
     return figure
+
+
+def _held_out(
+    axes: Axes, curve: Curve, color: str, marker: str = "s", linestyle: str = "-"
+) -> Line2D:
+    """Draw what validations measured: a line or, if they are few, points alone, as straight lines
+    between them would show losses that nobody measured."""
+    is_few, every = len(curve[0]) <= _FEW, -(-len(curve[0]) // _MARKS)
+    marks = {"marker": marker, "markeredgecolor": "white", "markevery": every}
+    look = {"markersize": 8, "linestyle": ""} if is_few else {"linestyle": linestyle}
+    return drawing.line(axes, *curve, color=color, linewidth=1.5, **marks, **look)
 
 
 def overlaps(runs: list[RecordedRun]) -> list[str]:
@@ -106,13 +117,12 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
 
 def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     """Draw the validation loss on each of several datasets."""
-    colours, steps = itertools.cycle(drawing.COLOURS[2:]), run.column("global_step")
-    lines: drawing.Lines = {}
-    for (name, losses), color in zip(
-        run.steps.parts("validation_losses").items(), colours, strict=False
-    ):
-        curve = finite_points(steps, losses)
-        lines[f"validation on {name}"] = drawing.line(axes, *curve, color=color, linestyle=":")
+    looks = zip(itertools.cycle(drawing.COLOURS[2:]), itertools.cycle(drawing.MARKERS[2:]))
+    steps, lines = run.column("global_step"), {}
+    losses = run.steps.parts("validation_losses").items()
+    for (name, own), look in zip(losses, looks, strict=False):
+        curve = finite_points(steps, own)
+        lines[f"validation on {name}"] = _held_out(axes, curve, *look, ":")
     return lines
 
 
@@ -169,7 +179,7 @@ def _preference_chart(
             lines[name] = drawing.median_line(axes, run, values, color)
             held_out = finite_points(steps, run.column(f"validation_preferences.{field}"))
             if held_out[0].size:
-                lines[f"{name}, held-out"] = drawing.line(axes, *held_out, color=color, **_HELD_OUT)
+                lines[f"{name}, held-out"] = _held_out(axes, held_out, color)
         return lines | drawing.resumes(axes, run)
 
     return drawing.steps_chart(run, title, y_label, draw, scale)

@@ -259,6 +259,16 @@ def test_losses_of_a_mixture_are_drawn_for_each_dataset(make_run: MakeRun) -> No
     assert {"validation on novels", "validation on code"} < legend_of(figure)
 
 
+def test_few_validations_are_points_and_many_a_line_with_some(make_run: MakeRun) -> None:
+    for every, is_line in (100, False), (10, True), (1, True):
+        steps = [step(n, validation_loss=None if n % every else 3.0) for n in range(300)]
+        axes = loss_chart(RecordedRun.load(make_run(f"every-{every}", steps))).axes[0]
+        [line] = [line for line in axes.get_lines() if line.get_marker() == "s"]
+        assert (line.get_linestyle() != "None") == is_line
+        marks = np.asarray(line.get_xdata())[:: line.get_markevery()]
+        assert len(marks) == min(300 // every, 30)
+
+
 def test_clipped_and_dropped_steps_are_marked(make_run: MakeRun) -> None:
     odd: dict[int, dict[str, Any]] = {
         4: {"gradient_norm": 7.0, "clipped": True},
