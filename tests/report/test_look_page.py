@@ -48,6 +48,17 @@ def test_a_head_is_chosen_from_its_map_and_its_contribution(opened: Any) -> None
     assert ' to token 0, "o": ' in opened.locator("#map-readout").text_content()
 
 
+def test_the_map_has_its_tokens_beside_it_and_a_frame_around_the_chosen_row(opened: Any) -> None:
+    opened.locator("#tokens button").nth(4).click()
+    for side in ("#map-rows", "#map-columns"):
+        assert opened.locator(f"{side} span").all_text_contents() == list(TEXT.replace(" ", "·"))
+        assert opened.locator(f"{side} .chosen").text_content() == "t"
+    frame, cells = (opened.locator(name).bounding_box() for name in ("#map-row", "#map-canvas"))
+    row = cells["height"] / len(TEXT)
+    assert frame["y"] == pytest.approx(cells["y"] + 4 * row - 2, abs=0.5)
+    assert frame["height"] == pytest.approx(row + 4, abs=0.5)
+
+
 def test_predictions_are_shown_after_each_layer(opened: Any) -> None:
     rows = opened.locator("#candidates tbody tr")
     assert rows.locator("th").all_text_contents() == ["embedding", "layer 0", "layer 1"]

@@ -1,6 +1,7 @@
 """The layers on the page: numbers with two digits, of steps that fit."""
 
 import base64
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ def test_statistics_parts_and_heads_can_be_chosen(
         choice.select_option(label=title)
         assert len(maps(opened)) == 2
         heads = 2 if title.startswith("attention") else 0
-        assert opened.locator("#layer-depth figure").count() == 1 + heads
+        of_layers = not title.startswith("activation")  # the embedding's
+        assert opened.locator("#layer-depth figure").count() == of_layers + heads
     choice.select_option(label="largest singular value")
     parts = opened.locator("#layer-part option").all_text_contents()
     assert parts == ["attention.query.kernel"]
@@ -130,6 +132,31 @@ def test_the_value_under_the_mouse_is_that_of_the_file(
     value = np.load(two_runs[0] / "layers.npy")["arrays"]["all"]["gradient_rms"][3, 3]
     assert note.startswith("step 30, layer 3: ")
     assert float(note.rpartition(" ")[2]) == pytest.approx(value, rel=0.01)
+
+
+def test_the_head_belongs_to_no_layer(tab: Any, two_runs: list[Path], tmp_path: Path) -> None:
+    opened = open_page(tab, two_runs, tmp_path)
+    opened.locator("#layer-part").select_option("head.kernel")
+    assert opened.locator("#layer-depth figure").count() == 0
+    canvas = opened.locator("#layer-maps canvas").first
+    canvas.hover()
+    note = opened.locator("#layer-maps figcaption small").first.text_content()
+    assert re.match(r"step \d+: ", note)
+    opened.locator("#layer-step").fill("1")
+    rows = opened.locator("#layer-moves tbody tr").filter(has_text="head.kernel")
+    assert {row.locator("td").first.text_content() for row in rows.all()} == {"–"}
+
+
+def test_colours_leave_step_0_out(tab: Any, tmp_path: Path) -> None:
+    run = record_run(tmp_path / "run", map(step, range(50)))
+    record_layers(run, range(0, 50, 10), jumps={0: 1e6})
+    opened = open_page(tab, [run], tmp_path)
+    opened.locator("#layer-statistic").select_option(label="gradient, root mean square")
+    ends = (
+        opened.locator("#layer-scale .legend").text_content().replace(", logarithmic", "").split()
+    )
+    values = np.load(run / "layers.npy")["arrays"]["all"]["gradient_rms"][1:]
+    assert [float(end) for end in ends] == pytest.approx([values.min(), values.max()], rel=0.05)
 
 
 def test_runs_without_layers_have_no_section(opened_plain: Any) -> None:

@@ -8,14 +8,15 @@ const OUTLIERS = 0.02;
 const MARGIN = { left: 40, right: 6, top: 4, bottom: 34 };
 
 // A scale of colours. A share of the lowest and of the highest values has the colours of its ends,
-// so that outliers leave the others apart; it is logarithmic if the rest spans a factor of ten.
+// so that outliers leave the others apart; it is logarithmic if the rest spans a factor of ten. `all`
+// are the values that are shown, `values` those that the colours are for.
 class ColourScale {
-  constructor(values) {
+  constructor(values, all = values) {
     const sorted = Float64Array.from(values.filter(Number.isFinite)).sort();
     const at = (share) => sorted[Math.round(share * (sorted.length - 1))] ?? NaN;
     [this.low, this.high] = [at(OUTLIERS), at(1 - OUTLIERS)];
     this.isLog = this.low > 0 && this.high > 10 * this.low;
-    this.hasNotFinite = values.some((value) => value !== null && !Number.isFinite(value));
+    this.hasNotFinite = all.some((value) => value !== null && !Number.isFinite(value));
   }
 
   share(value) {
@@ -54,7 +55,7 @@ function rgbOf(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-// Return a canvas of cells. `map`: columns and rows (their labels), labels of both axes,
+// Return a canvas of cells. `map`: columns and rows (their labels), labels of the axes, if any,
 // valueAt(column, row), null for no value; scale; chosen column or null. `pointed(column, row)` is
 // called when the mouse is over a cell, `clicked(column)` at a click.
 function heatMap(map, width, { pointed, clicked }) {
@@ -94,10 +95,11 @@ function drawCells(ctx, map, cell, bottom) {
     ctx.fillRect(x, y, cell.width + 0.5, cell.height + 0.5);
   }));
   if (map.chosen === null) return;
-  ctx.strokeStyle = theme.property("--text");
-  ctx.lineWidth = 2;
   const x = MARGIN.left + map.chosen * cell.width;
-  ctx.strokeRect(x, MARGIN.top, Math.max(cell.width, 2), bottom - MARGIN.top);
+  for (const [colour, width] of [["--background", 6], ["--text", 2.5]]) { // seen on cells of any colour
+    [ctx.strokeStyle, ctx.lineWidth] = [theme.property(colour), width];
+    ctx.strokeRect(x, MARGIN.top, Math.max(cell.width, 2), bottom - MARGIN.top);
+  }
 }
 
 function drawLabels(ctx, map, cell, bottom, width) {
@@ -121,6 +123,6 @@ function drawLabels(ctx, map, cell, bottom, width) {
   ctx.save();
   ctx.translate(9, (MARGIN.top + bottom) / 2);
   ctx.rotate(-Math.PI / 2);
-  ctx.fillText("layer", 0, 0);
+  ctx.fillText(map.rowLabel, 0, 0);
   ctx.restore();
 }

@@ -56,7 +56,8 @@ function decoded(run, path) {
   return encoded;
 }
 
-// Return the numbers of a statistic in a run: how many layers, and a function of place and layer.
+// Return the numbers of a statistic in a run: the names of the layers, "" for a part that belongs to none,
+// such as the head, and a function of place and layer.
 function numbersOf(run, statistic, part) {
   const found = statistic.series(run, part);
   if (!found) return null;
@@ -72,7 +73,18 @@ function numbersOf(run, statistic, part) {
     const first = (place * layerCount + layer) * size;
     return found.data.subarray(first, first + size);
   };
-  return { layers: layerCount, at, heads, headCount: size };
+  const isOutside = layerCount < layersOf(run);
+  const names = Array.from({ length: layerCount }, (_, layer) => (isOutside ? "" : String(layer)));
+  return { names, at, heads, headCount: size };
+}
+
+function layersOf(run) {
+  return Math.max(...Object.values(run.layers.series).map(({ shape }) => shape[1]));
+}
+
+// Return a text about a number at a step, of a layer unless it belongs to none.
+function labelled(where, name, value) {
+  return `${where}${name && `, layer ${name}`}: ${valueText(value)}`;
 }
 
 const layers = {
@@ -147,47 +159,48 @@ const layers = {
   },
 
   drawMaps(statistic, found) {
-    const all = found.flatMap(([run, numbers]) => everyNumber(run, numbers));
-    const scale = new ColourScale(all);
+    const [all, later] = [0, 1].map((first) =>
+      found.flatMap(([run, numbers]) => everyNumber(run, numbers, first && firstColoured(run))));
+    const scale = new ColourScale(later, all);
     byId("layer-scale").replaceChildren(
       scale.legend(), statistic.note ? element("small", {}, statistic.note) : "");
-    const panels = found.map(([run, numbers]) => layers.panel(run, numbers.layers, {
+    const panels = found.map(([run, numbers]) => layers.panel(run, numbers.names, {
       columns: run.layers.steps.map((step) => shortNumber(step)), columnLabel: "step",
       valueAt: numbers.at, scale, chosen: layers.placeIn(run),
       title: `${statistic.title} of ${run.name} by step and layer`,
-    }, (column, layer) => `step ${formatNumber(run.layers.steps[column])}, layer ${layer}: ` +
-      valueText(numbers.at(column, layer)), (column) => layers.goTo(run.layers.steps[column])));
+    }, (column, layer) => labelled(`step ${formatNumber(run.layers.steps[column])}`, numbers.names[layer],
+      numbers.at(column, layer)), (column) => layers.goTo(run.layers.steps[column])));
     byId("layer-maps").replaceChildren(...panels.map(({ figure }) => figure));
     panels.forEach(({ fill }) => fill());
   },
 
   // Return a figure with a heat map; `fill` draws it once its width is known.
-  panel(run, count, map, text, clicked) {
+  panel(run, rows, map, text, clicked) {
     const place = element("div", {});
     const swatch = element("span", { className: "swatch" });
     swatch.style.background = theme.colour(run.number);
     const note = element("small", {}, "\u00a0");
     const figure = element("figure", { "data-run": run.name },
       element("figcaption", {}, element("span", {}, swatch, ` ${run.name}`), note), place);
-    const rows = Array.from({ length: count }, (_, layer) => String(layer));
+    const rowLabel = rows[0] && "layer";
     const pointed = (at) => { note.textContent = at ? text(...at) : "\u00a0"; };
     const fill = () =>
-      place.replaceChildren(heatMap({ ...map, rows }, place.clientWidth, { pointed, clicked }));
+      place.replaceChildren(heatMap({ ...map, rows, rowLabel }, place.clientWidth, { pointed, clicked }));
     return { figure, fill };
   },
 
   drawDepth(statistic, found) {
     const panels = [];
     if (statistic.hasHeads) {
-      const values = found.flatMap(([run, { layers: count, heads }]) =>
-        Array.from({ length: count }, (_, layer) => [...heads(layers.placeIn(run), layer)]).flat());
+      const values = found.flatMap(([run, { names, heads }]) =>
+        names.map((_, layer) => [...heads(layers.placeIn(run), layer)]).flat());
       const scale = new ColourScale(values);
-      for (const [run, { layers: count, heads, headCount }] of found) {
+      for (const [run, { names, heads, headCount }] of found) {
         const place = layers.placeIn(run);
         const columns = Array.from({ length: headCount }, (_, head) => String(head));
         const valueAt = (head, layer) => heads(place, layer)[head];
         const title = `${statistic.title} of ${run.name} by head and layer`;
-        panels.push(layers.panel(run, count,
+        panels.push(layers.panel(run, names,
           { columns, columnLabel: `head, at step ${formatNumber(run.layers.steps[place])}`, valueAt, scale, chosen: null, title },
           (head, layer) => `layer ${layer}, head ${head}: ${valueText(valueAt(head, layer))}`,
           () => {}));
@@ -197,9 +210,10 @@ const layers = {
     profile.setAttribute("aria-label", `${statistic.title} over depth at step ${layers.step}`);
     const figure = element("figure", {}, element("figcaption", {},
       element("span", {}, `${statistic.title} over depth, at step ${formatNumber(layers.step)}`)), profile);
-    byId("layer-depth").replaceChildren(figure, ...panels.map((panel) => panel.figure));
+    const deep = found.filter(([, { names }]) => names[0]);
+    byId("layer-depth").replaceChildren(...(deep.length ? [figure] : []), ...panels.map((panel) => panel.figure));
     panels.forEach(({ fill }) => fill());
-    drawProfile(profile, found);
+    if (deep.length) drawProfile(profile, deep);
   },
 
   drawMoves() {
@@ -210,7 +224,7 @@ const layers = {
       const factor = move.before === 0 || !Number.isFinite(move.after) ? "" :
         `× ${shortNumber(Number((move.after / move.before).toPrecision(3)))}`;
       return element("tr", { "data-run": run.name }, element("th", { scope: "row" }, run.name),
-        element("td", { className: "number" }, String(move.layer)), element("td", {}, button),
+        element("td", { className: "number" }, move.layer || "–"), element("td", {}, button),
         ...[valueText(move.before), valueText(move.after), factor].map((text) =>
           element("td", { className: "number" }, text)));
     });
@@ -249,9 +263,15 @@ function valueText(value) {
   return Number.isFinite(value) ? shortNumber(Number(value.toPrecision(3))) : "not finite";
 }
 
-function everyNumber(run, { layers: count, at }) {
-  return run.layers.steps.flatMap((_, place) =>
-    Array.from({ length: count }, (__, layer) => at(place, layer)));
+function everyNumber(run, { names, at }, first = 0) {
+  return run.layers.steps.slice(first).flatMap((_, place) =>
+    names.map((__, layer) => at(first + place, layer)));
+}
+
+// Return the first measurement that colours are for. Those of step 0 differ by so much that they would leave
+// the others alike.
+function firstColoured(run) {
+  return Number(run.layers.steps[0] === 0 && run.layers.steps.length > 1);
 }
 
 // Return how the numbers of a run changed since the measurement before. Changes of numbers far below their
@@ -265,9 +285,9 @@ function movesOf(run) {
       const sizes = everyNumber(run, numbers).filter(Number.isFinite).map(Math.abs);
       const least = 0.02 * sizes.reduce((one, other) => Math.max(one, other), 0);
       const what = part ? `${statistic.title}: ${partTitle(part)}` : statistic.title;
-      return Array.from({ length: numbers.layers }, (_, layer) => {
+      return numbers.names.map((name, layer) => {
         const [before, after] = [place - 1, place].map((at) => numbers.at(at, layer));
-        return { run, what, statistic: number, part, layer, before, after,
+        return { run, what, statistic: number, part, layer: name, before, after,
                  size: sizeOfMove(before, after, least) };
       });
     }));
@@ -282,10 +302,10 @@ function sizeOfMove(before, after, least) {
 
 // Draw the values of each run over its layers.
 function drawProfile(place, found) {
-  const count = Math.max(0, ...found.map(([, numbers]) => numbers.layers));
+  const count = Math.max(0, ...found.map(([, numbers]) => numbers.names.length));
   const depth = Array.from({ length: count }, (_, layer) => layer);
   const lines = found.map(([run, numbers]) => depth.map((layer) => {
-    const value = layer < numbers.layers ? numbers.at(layers.placeIn(run), layer) : null;
+    const value = layer < numbers.names.length ? numbers.at(layers.placeIn(run), layer) : null;
     return Number.isFinite(value) ? value : null;
   }));
   const values = lines.flat().filter((value) => value !== null);

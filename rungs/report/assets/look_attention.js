@@ -1,5 +1,7 @@
 // The attention maps: a small one of each head, and the chosen one large.
 
+const MOST_LABELS = 24;
+
 const attention = {
   draw() {
     const layers = [];
@@ -59,13 +61,25 @@ const attention = {
     );
     const map = byId("map-canvas");
     attention.paint(map, attention.colours(), layer, head);
-    const context = map.getContext("2d");
-    context.fillStyle = theme.property("--less");
-    context.globalAlpha = 0.18;
-    context.fillRect(0, chosen.token, length, 1);
+    attention.label("map-rows");
+    attention.label("map-columns");
+    byId("map-row").style.setProperty("--at", chosen.token / length);
+    byId("map-row").style.setProperty("--height", 1 / length);
     byId("map-title").textContent = `layer ${layer} head ${head}`;
     map.setAttribute("aria-label", `Attention map of layer ${layer} head ${head}`);
     attention.describe();
+  },
+
+  // Write the tokens along a side of the map, as many as fit, and the chosen one always.
+  label(side) {
+    const every = Math.ceil(length / MOST_LABELS);
+    const isShown = (_, at) => at === chosen.token || (at % every === 0 && Math.abs(at - chosen.token) >= every);
+    const labels = look.tokens.map((textContent, at) => {
+      const label = element("span", { textContent, className: at === chosen.token ? "chosen" : "" });
+      label.style.setProperty("--at", (at + 0.5) / length);
+      return label;
+    });
+    byId(side).replaceChildren(...labels.filter(isShown));
   },
 
   placeOf(event) {
