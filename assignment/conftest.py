@@ -9,6 +9,7 @@
 
 import importlib
 import os
+import traceback
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +19,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
-from assignment.tests.blanks import Part
+from assignment.tests.blanks import ASSIGNMENT, Part
 from rungs.parallel import jax_setup
 from tests.support.compilation_flags import QUICK_COMPILATION
 
 os.environ.setdefault("XLA_FLAGS", " ".join(QUICK_COMPILATION))
 jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_traceback_filtering", "tracebackhide")
 jax_setup.enable_compilation_cache()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Show of a failure the line of the test and what it says, unless --tb asks for more."""
+    if config.option.tbstyle == "auto":
+        config.option.tbstyle = "short"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,16 +57,24 @@ def code(author: str, request: pytest.FixtureRequest) -> ModuleType:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Without -k, report what is still to do as an expected failure. A test that passes on a file
-    in which nothing is written checks nothing, and fails."""
-    author = pyfuncitem.funcargs.get("author")
-    if author != "student" or pyfuncitem.config.option.keyword:
+    """Say in a line what is still to do; without -k it is an expected failure. A test that passes
+    on a file in which nothing is written checks nothing, and fails."""
+    if pyfuncitem.funcargs.get("author") != "student":
         return (yield)
+    is_chosen = bool(pyfuncitem.config.option.keyword)
+    to_do = ""
     try:
         result = yield
     except NotImplementedError as blank:
-        pytest.xfail(f"to do: {blank}")
-    if part_of(pyfuncitem.path).is_blank():
+        file = Path(traceback.extract_tb(blank.__traceback__)[-1].filename)
+        if file.parent.name != "student":
+            raise
+        to_do = f"to do in assignment/{file.relative_to(ASSIGNMENT)}: {blank}"
+    if to_do and is_chosen:
+        pytest.fail(to_do, pytrace=False)
+    if to_do:
+        pytest.xfail(to_do)
+    if not is_chosen and part_of(pyfuncitem.path).is_blank():
         pytest.fail("passes on a blank, so it checks nothing")
     return result
 

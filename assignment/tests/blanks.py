@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 ASSIGNMENT = Path(__file__).parents[1]
@@ -20,6 +21,15 @@ class Part(NamedTuple):
     def module(self, author: str) -> str:
         names = self.file(author).relative_to(ASSIGNMENT.parent).with_suffix("").parts
         return ".".join(names)
+
+    def wrong_answer(self, right: str, wrong: str) -> ModuleType:
+        """Return the solution with one piece of its text replaced, as a student might have it."""
+        text = self.file("solution").read_text(encoding="utf-8")
+        assert right in text, right
+        module = ModuleType(self.module("solution"))
+        vars(module)["__package__"] = module.__name__.rpartition(".")[0]
+        exec(text.replace(right, wrong, 1), vars(module))
+        return module
 
     def is_blank(self) -> bool:
         """Whether every function of the student's file still only raises."""

@@ -61,8 +61,20 @@ def rotate(x_SH: Array, positions_S: Array, theta: float) -> Array:
     return np.stack([turned.real, turned.imag], axis=-1).reshape(x_SH.shape)
 
 
-def attention(x_SD: Array, weights: Weights, num_heads: int, theta: float | None) -> Array:
-    """Return causal self-attention for one sequence; without RoPE if theta is None."""
+def attention(
+    x_SD: Array,
+    weights: Weights,
+    num_heads: int,
+    theta: float | None,
+    *,
+    ahead: int = 0,
+    scale: float | None = None,
+    turns: str = "QK",
+) -> Array:
+    """Return causal self-attention for one sequence; without RoPE if theta is None.
+
+    To tell a mistake by what it gives, a position can see some `ahead`, scores have another `scale`
+    than 1 / √H, and RoPE `turns` others of "QKV"."""
     query, key, value = (x_SD @ weights[f"{name}_proj.weights"] for name in "QKV")
     length, width = x_SD.shape
     size = width // num_heads
@@ -70,11 +82,15 @@ def attention(x_SD: Array, weights: Weights, num_heads: int, theta: float | None
     for begin in range(0, width, size):
         q, k, v = (each[:, begin : begin + size] for each in (query, key, value))
         if theta is not None:
-            q, k = (rotate(each, np.arange(length), theta) for each in (q, k))
+            q, k, v = (
+                rotate(each, np.arange(length), theta) if name in turns else each
+                for name, each in zip("QKV", (q, k, v), strict=True)
+            )
         rows = []
         for position in range(length):
-            scores = k[: position + 1] @ q[position] / np.sqrt(size)
-            rows.append(softmax(scores) @ v[: position + 1])
+            seen = slice(position + 1 + ahead)
+            scores = k[seen] @ q[position] * (scale or size**-0.5)
+            rows.append(softmax(scores) @ v[seen])
         outputs.append(np.stack(rows))
     return np.concatenate(outputs, axis=1) @ weights["O_proj.weights"]
 
@@ -91,10 +107,24 @@ def block(x_SD: Array, weights: Weights, num_heads: int, theta: float) -> Array:
     return x_SD + feed_forward(normalized, inner(weights, "SwiGLU"))
 
 
-def language_model(tokens_S: Array, weights: Weights, num_heads: int, theta: float) -> Array:
-    """Return the logits of one sequence, (S, V)."""
-    x_SD = weights["token_embeddings.weights"][tokens_S]
+def language_model(
+    tokens_S: Array,
+    weights: Weights,
+    num_heads: int,
+    theta: float,
+    *,
+    layers: int | None = None,
+    last_norm: bool = True,
+    tied: bool = False,
+    head: bool = True,
+) -> Array:
+    """Return the logits of one sequence, (S, V). To tell a mistake by what it gives, there can be
+    fewer layers, no last norm, a head tied to the embedding, or none."""
+    table = weights["token_embeddings.weights"]
+    x_SD = table[tokens_S]
     n_layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
-    for layer in range(n_layers):
+    for layer in range(n_layers if layers is None else layers):
         x_SD = block(x_SD, inner(weights, f"layers.{layer}"), num_heads, theta)
-    return rms_norm(x_SD, weights["ln1.weights"]) @ weights["linear.weights"]
+    if last_norm:
+        x_SD = rms_norm(x_SD, weights["ln1.weights"])
+    return x_SD @ (table.T if tied else weights["linear.weights"]) if head else x_SD

@@ -52,17 +52,25 @@ def values(*modules: Any) -> dict[str, np.ndarray]:
 
 
 def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    """Check variables of a model, "0.PATH", and of its optimizer, "1.PATH"."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        of = "the optimizer's" if name.startswith("1.") else "the model's"
+        assert found[name].dtype == value.dtype, (
+            f"{of} {name[2:]} was {value.dtype}, and came back as {found[name].dtype}"
+        )
+        why = f"{of} {name[2:]} is another: all variables of both are in a checkpoint"
+        np.testing.assert_array_equal(found[name], value, err_msg=why)
 
 
 def test_checkpoint_restores_model_and_optimizer(code: ModuleType, tmp_path: Path) -> None:
     old = make()
     train(*old, range(3))
     code.save_checkpoint(*old, 3, tmp_path / "checkpoint.safetensors")
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+    files = [path.name for path in tmp_path.iterdir()]
+    assert files == ["checkpoint.safetensors"], (
+        f"the folder has {files}: a checkpoint is one file, of just the name that was given"
+    )
     new = make(seed=1)
     assert code.load_checkpoint(tmp_path / "checkpoint.safetensors", *new) == 3
     assert_equal(values(*new), values(*old))
@@ -109,12 +117,13 @@ def test_checkpoint_is_a_file_that_others_read(code: ModuleType, tmp_path: Path)
         config = json.loads(file.metadata()["config"])
     np.testing.assert_array_equal(kernel, model.layers[0].kernel.get_value())
     assert (iteration, iteration.dtype, step) == (4, np.int64, 4)
-    assert config == {"width": 5, "name": "net"}
+    assert config == {"width": 5, "name": "net"}, (
+        f"config is {config}: the model's attributes that are numbers or text, and no others"
+    )
     parameters = {f"model.layers.{n}.{kind}" for n in (0, 1) for kind in ("kernel", "bias")}
-    assert {name for name in names if not name.startswith("optimizer.")} == {
-        *parameters,
-        "iteration",
-    }
+    others = {name for name in names if not name.startswith("optimizer.")}
+    assert "model.table" not in others, "caches, nnx.Cache, are not in a checkpoint"
+    assert others == {*parameters, "iteration"}
 
 
 def test_checkpoint_of_another_model_changes_nothing(code: ModuleType, tmp_path: Path) -> None:
@@ -123,7 +132,8 @@ def test_checkpoint_of_another_model_changes_nothing(code: ModuleType, tmp_path:
     before = values(*new)
     with pytest.raises(ValueError, match="layers"):
         code.load_checkpoint(tmp_path / "checkpoint", *new)
-    assert_equal(values(*new), before)
+    changed = [name for name, value in values(*new).items() if (value != before[name]).any()]
+    assert not changed, f"{changed[0]} was changed: check all shapes before you change any variable"
 
 
 def test_checkpoint_is_replaced_only_by_a_complete_one(
@@ -140,7 +150,10 @@ def test_checkpoint_is_replaced_only_by_a_complete_one(
     monkeypatch.setattr("os.rename", full_disk)
     with pytest.raises(OSError, match="no space"):
         code.save_checkpoint(*make(seed=1), 2, tmp_path / "checkpoint")
-    assert code.load_checkpoint(tmp_path / "checkpoint", *make()) == 1
+    assert code.load_checkpoint(tmp_path / "checkpoint", *make()) == 1, (
+        "the old checkpoint is gone before the new one is complete: write another file, then"
+        " replace"
+    )
 
 
 def test_checkpoint_comes_back_to_the_same_devices(code: ModuleType, tmp_path: Path) -> None:
@@ -150,4 +163,9 @@ def test_checkpoint_comes_back_to_the_same_devices(code: ModuleType, tmp_path: P
     nnx.update(new[0], jax.device_put(nnx.state(new[0]), sharding))
     code.save_checkpoint(*old, 1, tmp_path / "checkpoint")
     code.load_checkpoint(tmp_path / "checkpoint", *new)
-    assert len(new[0].layers[0].kernel.get_value().addressable_shards) == 8
+    devices = len(new[0].layers[0].kernel.get_value().addressable_shards)
+    assert devices == 8, (
+        f"a weight that was on 8 devices is on {devices}: jax.device_put it with the sharding of"
+        " the"
+        " one that it replaces"
+    )

@@ -53,7 +53,9 @@ def make(code: ModuleType, mode: str) -> tuple[Mesh, Any, nnx.Module, nnx.Optimi
 
 def check_sharding(array: jax.Array, mesh: Mesh, spec: tuple, name: str) -> None:
     assert array.sharding.is_equivalent_to(NamedSharding(mesh, PartitionSpec(*spec)), array.ndim), (
-        name
+        f"{name} is split as {getattr(array.sharding, 'spec', 'on one device')} instead of {spec}."
+        " In"
+        " an optimizer, a moment is split as its weight is: its path ends with the weight's"
     )
     sizes = [1 if axis is None else mesh.shape[axis] for axis in spec]
     part = tuple(n // size for n, size in zip(array.shape, sizes, strict=True))
@@ -64,7 +66,9 @@ def check_sharding(array: jax.Array, mesh: Mesh, spec: tuple, name: str) -> None
 def test_create_mesh_names_the_axes(code: ModuleType) -> None:
     mesh = code.create_mesh([2, 3], AXES)
     assert dict(mesh.shape) == {"data": 2, "tensor": 3}
-    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}
+    assert set(mesh.axis_types) == {jax.sharding.AxisType.Auto}, (
+        "the compiler decides what devices send each other: axis_types are AxisType.Auto"
+    )
 
 
 def test_create_mesh_needs_enough_devices(code: ModuleType) -> None:
@@ -114,16 +118,28 @@ def test_get_sharding_config_for_mode_splits_all_but_norms(
     config = code.get_sharding_config_for_mode(mode)
     for spec in (config.dense_in, config.dense_out, config.embedding, config.lm_head):
         assert len(spec) == 2
-        assert set(spec) - {None} == axes
-    assert config.norm == (None,)
-    if "tensor" in axes:  # so that a device needs nothing of the others in between
-        assert config.dense_in[1] == config.dense_out[0] == "tensor"
+        assert set(spec) - {None} == axes, (
+            f"{mode} splits a matrix over {axes or 'nothing'}: {spec}"
+        )
+    assert config.norm == (None,), "every device has all of a norm's scale, which is small"
+    if "tensor" in axes:
+        assert config.dense_in[1] == config.dense_out[0] == "tensor", (
+            "outputs of the matrices before (dense_in) and inputs of those after (dense_out) are"
+            " split"
+            " over tensor, so that a device needs nothing of the others in between"
+        )
 
 
 def test_batch_sharding_splits_rows(code: ModuleType) -> None:
     found = {mode: code.get_batch_sharding_for_mode(mode) for mode in MESHES}
     rows = ("data", None)
-    assert found == {"dp": rows, "fsdp": rows, "tp": (None, None), "fsdp_tp": rows}
+    wanted = {"dp": rows, "fsdp": rows, "tp": (None, None), "fsdp_tp": rows}
+    for mode, spec in wanted.items():
+        assert found[mode] == spec, (
+            f"{mode}: {found[mode]} instead of {spec}. Rows of a batch go over data, and positions"
+            " over"
+            " nothing; with tp every device has the whole batch"
+        )
 
 
 def test_validate_model_partitioning_names_what_does_not_fit(code: ModuleType) -> None:
@@ -175,7 +191,10 @@ def test_a_sharded_step_is_that_of_one_device(code: ModuleType, mode: str) -> No
     mesh, _, model, optimizer = make(code, mode)
     rows = NamedSharding(mesh, PartitionSpec(*code.get_batch_sharding_for_mode(mode)))
     found = take_step(model, optimizer, jax.device_put(TOKENS, rows))
-    assert float(found) == pytest.approx(expected_loss, rel=1e-5)
+    assert float(found) == pytest.approx(expected_loss, rel=1e-5), (
+        "the loss is not that of one device: initial weights must be the same with and without a"
+        " mesh"
+    )
     for name, array in arrays(model, nnx.Param).items():
         np.testing.assert_allclose(array, expected[name], atol=2e-5, err_msg=name)
 
@@ -183,7 +202,7 @@ def test_a_sharded_step_is_that_of_one_device(code: ModuleType, mode: str) -> No
 def test_create_model_and_optimizer_can_do_without_a_mesh(code: ModuleType) -> None:
     model, optimizer = code.create_model_and_optimizer(nnx.Rngs(0), MODEL, OPTIMIZER, None, None)
     for array in [*arrays(model).values(), *arrays(optimizer).values()]:
-        assert len(array.addressable_shards) == 1
+        assert len(array.addressable_shards) == 1, "without a mesh, all is on one device"
 
 
 def test_create_model_and_optimizer_passes_clip_and_schedule_on(code: ModuleType) -> None:
@@ -193,4 +212,8 @@ def test_create_model_and_optimizer_passes_clip_and_schedule_on(code: ModuleType
     before = arrays(model, nnx.Param)
     take_step(model, optimizer, jnp.asarray(TOKENS))
     for name, array in arrays(model, nnx.Param).items():
-        np.testing.assert_array_equal(array, before[name])
+        assert (array == before[name]).all(), (
+            f"{name} moves, though the schedule has a rate of 0: give gradient_clip and"
+            " lr_schedule to"
+            " build_optimizer_transform"
+        )

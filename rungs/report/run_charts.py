@@ -99,9 +99,9 @@ def _held_out(
     """Draw what validations measured: a line or, if they are few, points alone, as straight lines
     between them would show losses that nobody measured."""
     is_few, every = len(curve[0]) <= _FEW, -(-len(curve[0]) // _MARKS)
-    marks = {"marker": marker, "markeredgecolor": "white", "markevery": every}
-    look = {"markersize": 8, "linestyle": ""} if is_few else {"linestyle": linestyle}
-    return drawing.line(axes, *curve, color=color, linewidth=1.5, **marks, **look)
+    look: dict[str, Any] = {"color": color, "marker": marker, "markeredgecolor": "white"}
+    look |= {"markersize": 8, "linestyle": ""} if is_few else {"linestyle": linestyle}
+    return drawing.line(axes, *curve, linewidth=1.5, markevery=every, **look)
 
 
 def overlaps(runs: list[RecordedRun]) -> list[str]:
@@ -118,7 +118,8 @@ def overlaps(runs: list[RecordedRun]) -> list[str]:
 def _losses_of_datasets(axes: Axes, run: RecordedRun) -> drawing.Lines:
     """Draw the validation loss on each of several datasets."""
     looks = zip(itertools.cycle(drawing.COLOURS[2:]), itertools.cycle(drawing.MARKERS[2:]))
-    steps, lines = run.column("global_step"), {}
+    steps = run.column("global_step")
+    lines: drawing.Lines = {}
     losses = run.steps.parts("validation_losses").items()
     for (name, own), look in zip(losses, looks, strict=False):
         curve = finite_points(steps, own)

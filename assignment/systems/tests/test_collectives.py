@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from assignment.systems.given import data_mesh, summed_loss
 from assignment.systems.tests import reference
 from assignment.systems.tests.devices import DEVICES, SPLIT, bytes_of, on_each, sent
-from assignment.systems.tests.mistakes import check, explained
+from assignment.tests.mistakes import check, explained
 
 X = np.random.default_rng(2).normal(size=(DEVICES, 2 * DEVICES, 3)).astype(np.float32)
 """An array (2 N, 3) for each device."""

@@ -10,7 +10,7 @@ import pytest
 from assignment.systems.given import Batch, data_mesh, summed_loss
 from assignment.systems.tests import reference
 from assignment.systems.tests.devices import DEVICES, EVERYWHERE, SPLIT, bytes_of, on_each, sent
-from assignment.systems.tests.mistakes import check, explained
+from assignment.tests.mistakes import check, explained
 
 WEIGHTS = {name: stack[0] for name, stack in reference.random_weights(1, 8, 12).items()}
 BATCH = reference.random_batch([1, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 0], width=8)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from assignment.systems.tests.equations import equations
-from assignment.systems.tests.mistakes import check
+from assignment.tests.mistakes import check
 
 LENGTH, WIDTH, BLOCK = 12, 8, 4
 QUERY, KEY, VALUE = np.random.default_rng(4).normal(size=(3, LENGTH, WIDTH)).astype(np.float32)

@@ -14,7 +14,7 @@ from assignment.systems.given import DATA, data_mesh
 from assignment.systems.tests import reference
 from assignment.systems.tests.devices import DEVICES, SPLIT, bytes_of, memory, on_each, sent
 from assignment.systems.tests.equations import UNROLLED, count
-from assignment.systems.tests.mistakes import check, explained
+from assignment.tests.mistakes import check, explained
 
 WEIGHTS = reference.random_weights(3, 8, 12)
 BATCH = reference.random_batch([1, 1, 0, 1, 1, 0, 1, 0], width=8)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from assignment.systems.tests.mistakes import check, explained
 from assignment.systems.tests.simulated_device import COMPILE, DISPATCH, Device
+from assignment.tests.mistakes import check, explained
 
 DURATIONS = [2.0, 2.0, 3.0, 32.0, 2.5]
 """Seconds of calls on the device, over and over. One of five is disturbed."""

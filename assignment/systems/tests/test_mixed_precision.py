@@ -10,7 +10,7 @@ import pytest
 
 from assignment.systems.given import LEARNING_RATE
 from assignment.systems.tests import reference
-from assignment.systems.tests.mistakes import check, explained
+from assignment.tests.mistakes import check, explained
 
 SMALL = 2.0**-14
 """The smallest number of float16 with all its digits; its square is 0."""

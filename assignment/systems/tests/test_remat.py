@@ -11,7 +11,7 @@ from assignment.systems.given import layer
 from assignment.systems.tests import reference
 from assignment.systems.tests.devices import memory
 from assignment.systems.tests.equations import UNROLLED, count
-from assignment.systems.tests.mistakes import check, explained
+from assignment.tests.mistakes import check, explained
 
 LAYERS, ROWS, WIDTH, HIDDEN, SEGMENTS = 256, 512, 16, 64, 16
 X_BYTES, HIDDEN_BYTES = 4 * ROWS * WIDTH, 4 * ROWS * HIDDEN

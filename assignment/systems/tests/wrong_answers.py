@@ -5,12 +5,12 @@
 A wrong answer is the solution with one piece of its text replaced, as a student might have it."""
 
 import importlib
-import inspect
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+
+from assignment.tests.blanks import ASSIGNMENT, Part
 
 LOCAL = "test_local_gradients_are_of_ones_own_rows"
 ACCUMULATED = "test_accumulated_gradients_are_the_sum_over_microbatches"
@@ -678,17 +678,6 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
 """By part: what is replaced, by what, the test, a part of what it says, and its other arguments."""
 
 
-def answer(part: str, right: str, wrong: str) -> ModuleType:
-    """Return the solution of a part with one piece of its text replaced."""
-    name = f"assignment.systems.solution.{part}"
-    text = inspect.getsource(importlib.import_module(name))
-    assert right in text, right
-    module = ModuleType(name)
-    vars(module)["__package__"] = "assignment.systems.solution"
-    exec(text.replace(right, wrong, 1), vars(module))
-    return module
-
-
 @pytest.mark.parametrize(
     ("part", "right", "wrong", "test", "says", "arguments"),
     [
@@ -701,6 +690,6 @@ def test_a_wrong_answer_is_told_why(
     part: str, right: str, wrong: str, test: str, says: str, arguments: dict[str, Any]
 ) -> None:
     tests = importlib.import_module(f"assignment.systems.tests.test_{part}")
-    code = answer(part, right, wrong)
+    code = Part(ASSIGNMENT / "systems", part).wrong_answer(right, wrong)
     with pytest.raises(AssertionError, match=says):
         getattr(tests, test)(code, **arguments)

@@ -283,7 +283,7 @@ def test_predictions_of_a_teacher_are_stored_for_one_order(corpus: Corpus) -> No
     teacher = Teacher(None, "")  # type: ignore[arg-type]
     kinds = [{}, SHUFFLED, SHUFFLED | {"seed": 1}, {"documents": "separate"}, PACKED]
     folders = [
-        teacher.store(config, TrainingData(config, corpus.datasets), Path()).folder
+        teacher.store(config, TrainingData(config, corpus.datasets), Path())[0].folder
         for keys in kinds
         for config in [configs(dataset="d", **keys, teacher_top_k=2)]
     ]

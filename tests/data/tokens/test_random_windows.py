@@ -181,7 +181,7 @@ def test_predictions_of_a_teacher_are_stored_for_one_seed(datasets: dict[str, Da
     teacher = Teacher(None, "")  # type: ignore[arg-type]
     for keys in (RANDOM, phases, {"shuffle": True}):
         found = [
-            teacher.store(config, TrainingData(config, datasets), Path()).folder
+            teacher.store(config, TrainingData(config, datasets), Path())[0].folder
             for seed in (0, 1)
             for config in [configs(**keys, seed=seed, teacher_top_k=2)]
         ]
