@@ -185,7 +185,12 @@ def test_a_stale_run_resumes_and_replays(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Steps learn from texts of the weights before the last update, but for the first step."""
-    keys: dict[str, Any] = {"staleness": 1, "steps": 4, "learning_rate": 0.01, "sharding": {"devices": 1}}
+    keys: dict[str, Any] = {
+        "staleness": 1,
+        "steps": 4,
+        "learning_rate": 0.01,
+        "sharding": {"devices": 1},
+    }
     whole, run = (make_run_with_turns(tmp_path / name, start, **keys) for name in ("whole", "run"))
     assert reinforce(whole, trust_verifier=True) == 0
     gaps = [step.largest_log_prob_gap for step in steps_of(whole)]
