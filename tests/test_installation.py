@@ -22,7 +22,8 @@ PACKAGES = {
 }
 TRACKERS = ("wandb", "tensorboard", "trackio", "mlflow")
 DEVICELESS = (
-    *("reasoning", "math", "structured", "near-duplicates", "eval", "s3", "gs"),
+    *("reasoning", "verifiers", "openenv", "math", "structured", "near-duplicates", "eval"),
+    *("s3", "gs"),
     *TRACKERS,
     *("search", "slurm", "ray"),
 )

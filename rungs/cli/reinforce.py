@@ -23,8 +23,8 @@ from rungs.common.shown_text import command_line, quoted
 @click.option(
     "--trust-verifier",
     is_flag=True,
-    help="Allow the Python files that a task names as its verifier, environment or tools, and the"
-    " tool python, to run. Read them first.",
+    help="Allow the Python files that a task names as its verifier, environment or tools, the"
+    " environments of libraries, and the tool python, to run. Read them first.",
 )
 @click.option(
     "--audit",

@@ -22,6 +22,8 @@ VERIFIERS: tuple[str, ...] = get_args(BuiltInVerifier)
 TOOLS = ("calculator", "python")
 REASONING_GYM = "reasoning-gym:"
 """Prefix of sources from the library reasoning-gym."""
+LIBRARIES = ("verifiers", "openenv")
+"""Libraries of environments, and the prefixes of sources from them."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
 Advantage = Literal["mean", "mean_std", "leave_one_out", "none"]
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
@@ -147,18 +149,21 @@ class TaskConfig(StrictModel):
     source: str
     """Where items come from. A built-in task: parity, countdown, sort, brackets, add, sums or
     guess. A file of JSON lines with the keys prompt, answer, info and verifier, such as
-    "items.jsonl"; relative paths start at the run folder. Or "reasoning-gym:NAME", a task of this
-    library (the extra `reasoning`)."""
+    "items.jsonl"; relative paths start at the run folder. "reasoning-gym:NAME", a task of this
+    library (the extra `reasoning`). Or an environment of a library, with items, replies and
+    rewards: "verifiers:TASKSET" or "openenv:module:Class" (the extras `verifiers`, `openenv`)."""
     settings: dict[str, Any] = Field(default={})
-    """Settings of the source, such as `{"max_bits": 20}` for parity. Files have none."""
+    """Settings of the source, such as `{"max_bits": 20}` for parity. Files have none. For verifiers
+    they are the taskset's config, for openenv the arguments of the class."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of generated items. The run's own seed doesn't matter to them, so runs with different
     seeds have the same items."""
     train_items: Size | None = None
     """Use only this many training items. null: all of a file; of a source that generates items, a
-    new one each time."""
+    new one each time. verifiers and openenv, whose items may be without end, need it."""
     validation_items: Size = 256
-    """How many items are held out. None of their prompts is among the training items."""
+    """How many items are held out. None of their prompts is among the training items, except for
+    verifiers and openenv: there these are the first items, and prompts may be all the same."""
     validation_source: str | None = None
     """For a file: another one with the held-out items, of which the first `validation_items` are
     used. null: this many are taken out of `source`, chosen by a hash of their prompts."""
@@ -170,7 +175,7 @@ class TaskConfig(StrictModel):
     environment: str | None = None
     """Instead of a verifier, a Python file in the run folder, such as "environment.py", with a
     class `Environment` that answers each turn of the model and rewards it; it runs only with
-    --trust-verifier."""
+    --trust-verifier. null: that of the source, if it is verifiers or openenv."""
     tools: list[str] = Field(default=[])
     """What the model may call before its answer, which the verifier rewards: calculator, python
     (runs the model's code), or Python files in the run folder, such as "tools.py". All but the
@@ -191,8 +196,12 @@ class TaskConfig(StrictModel):
 
     @check
     def _source_is_known(self) -> Iterator[str]:
-        if not (self.is_file or self.reasoning_gym_name or self.source in SETTINGS):
-            known = f"use {', '.join(SETTINGS)}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
+        if self.library:
+            if self.train_items is None:
+                yield f"train_items: give a number, which {self.library} needs"
+        elif not (self.is_file or self.reasoning_gym_name or self.source in SETTINGS):
+            names = ", ".join((*SETTINGS, *(f"{name}:NAME" for name in LIBRARIES)))
+            known = f"use {names}, a file *{ITEM_FILE_ENDING} or {REASONING_GYM}NAME"
             advice = errors.did_you_mean(self.source, SETTINGS, known)
             yield f'source: "{self.source}" is unknown; {advice}'
 
@@ -238,13 +247,21 @@ class TaskConfig(StrictModel):
     def _turns_fit(self) -> Iterator[str]:
         if self.environment and (self.verifier or self.tools):
             yield "environment: rewards and replies itself; remove verifier and tools, or it"
-        if self.turn_end is not None and not self.environment:
+        if self.library and (self.environment or self.verifier or self.tools):
+            yield f"source: {self.source} has its own environment, without verifier and tools"
+        if self.turn_end is not None and not (self.environment or self.library):
             yield "turn_end: is for a task with an environment; remove it"
 
     @property
     def has_turns(self) -> bool:
         """Whether a completion may have several turns."""
-        return bool(self.environment or self.tools)
+        return bool(self.environment or self.tools or self.library)
+
+    @property
+    def library(self) -> str | None:
+        """The library whose environment the source is, None for others."""
+        library, _, name = self.source.partition(":")
+        return library if library in LIBRARIES and name else None
 
     @property
     def is_file(self) -> bool:

@@ -114,7 +114,7 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
     ends = published.all_stop_tokens(weights, tokenizer)
     if not ends:
         raise UserError(f"{file}: has no end-of-text token, with which a completion ends")
-    tasks = [open_task(task, run.path) for task in config.train.tasks]
+    tasks = [open_task(task, run.path, trusts=trust_verifier) for task in config.train.tasks]
     environments, formats = list[Environment](), list[TurnFormat]()
     for task_config, task in zip(config.train.tasks, tasks, strict=True):
         opened = Environment(task_config, task, run.path, trusts=trust_verifier)

@@ -6,7 +6,10 @@ items, and what answers and rewards completions.
                         draws of items, and their split into training and validation
     item_file           items from files of JSON lines
     reasoning_gym       items of the library reasoning-gym
-    environment         answers a completion's turns: a verifier, tools, or the user's environment
+    environment         answers a completion's turns: a verifier, tools, or an environment
+    library             items and environments of other libraries, by their adapters
+    verifiers_adapter   the library verifiers
+    openenv_adapter     the library OpenEnv
     tools               a calculator, Python and the user's functions
     verifier            opens the verifier of a config; a `reward` function in another process
     built_in_verifiers  exact, last_number, gsm8k, countdown, sorted, brackets, parity

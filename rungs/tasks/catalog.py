@@ -1,4 +1,4 @@
-"""Opens the task of a config: a file of items, a task of reasoning-gym, or a built-in one.
+"""Opens the task of a config: a file of items, a task of another library, or a built-in one.
 
 parity     is the number of ones in the prompt odd? Learned from scratch in "How reinforcement
            learning after next-token prediction facilitates learning" (arXiv 2510.11495), where
@@ -27,7 +27,7 @@ from rungs.config.reinforce_config import (
     SumsSettings,
     TaskConfig,
 )
-from rungs.tasks import item_file, reasoning_gym
+from rungs.tasks import item_file, library, reasoning_gym
 from rungs.tasks.built_in_verifiers import PAIRS, open_brackets
 from rungs.tasks.task import Draws, Item, Task, TrainingItems, by_hash, held_out_items
 
@@ -46,13 +46,16 @@ class BuiltInTask(NamedTuple):
     """Returns a right completion without work."""
 
 
-def open_task(config: TaskConfig, run_folder: Path) -> Task:
+def open_task(config: TaskConfig, run_folder: Path, *, trusts: bool = False) -> Task:
     """Return the task of a config. Items depend only on the config and the files or library that it
-    names. Raises UserError with a line for each problem of a file or the library."""
+    names. Raises UserError with a line for each problem of a file or the library, and if the
+    library's environment isn't trusted."""
     if config.is_file:
         return item_file.open_task(config, run_folder)
     if config.reasoning_gym_name:
         return reasoning_gym.open_task(config)
+    if config.library:
+        return library.open_task(config, trusts=trusts)
     task = BUILT_IN[config.source]
     settings = SETTINGS[config.source](**config.settings)
 

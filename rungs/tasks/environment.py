@@ -1,6 +1,6 @@
 """What answers a model's turns and rewards them: a verifier, after one turn; tools, until an answer
-without a call, which a verifier rewards; or the `Environment` of a user's file, each completion's
-in a process of its own."""
+without a call, which a verifier rewards; or the `Environment` of a user's file or a library, each
+completion's in a process of its own."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
 from rungs.config.reinforce_config import TOOLS, TaskConfig
+from rungs.tasks import library
 from rungs.tasks.code_process import Answer, Code, Fork, ForkingProcess
 from rungs.tasks.task import Item, Task, Verdict
 from rungs.tasks.tools import CALCULATOR, PYTHON, Tools
@@ -49,7 +50,7 @@ class Episode:
 
 
 class OwnEpisode:
-    """One completion's turns, answered by the environment of a user's file."""
+    """One completion's turns, answered by the environment of a user's file or a library."""
 
     def __init__(self, process: ForkingProcess, file: str, item: Item, seed: int) -> None:
         self._file, self._fork = file, process.fork()
@@ -96,6 +97,9 @@ class Environment(AbstractContextManager["Environment"]):
             opened.pop_all()
 
     def _open(self, task: Task) -> None:
+        if self._config.library:
+            self._start(self._config.source, library.code_of(self._config))
+            return
         if self._config.environment:
             self._load(self._config.environment)
             return
@@ -110,7 +114,7 @@ class Environment(AbstractContextManager["Environment"]):
                 self._load(name)
 
     def _load(self, name: str) -> None:
-        """Start the process of a file or of Python."""
+        """Start the process of a file or of the tool that runs Python."""
         if name not in TOOLS:
             text = trusted_text(self._folder / name, "answers the model", self._trusts)
             self.sha256[name] = hashlib.sha256(text.encode()).hexdigest()
@@ -121,13 +125,17 @@ class Environment(AbstractContextManager["Environment"]):
                 f"tools: {name} runs what the model writes, with limits but without a sandbox; if"
                 f" you accept that, give {TRUST_FLAG}"
             )
+        self._start(name, text)
+
+    def _start(self, name: str, text: str) -> None:
+        """Start the process of a program."""
         limits = self._config.verifier_timeout_seconds, self._config.verifier_memory_bytes
-        is_own = name == self._config.environment
-        code = Code(name, text, "Environment" if is_own else "TOOLS", *limits)
+        is_tool = name in self._config.tools
+        code = Code(name, text, "TOOLS" if is_tool else "Environment", *limits)
         process = ForkingProcess(code)
         self._stack.callback(process.close)
         if problem := (loaded := process.start()).message:
-            raise UserError(f"{problem}; correct the file")
+            raise UserError(problem if self._config.library else f"{problem}; correct the file")
         self.tools += loaded.value or []
         self._processes |= {one["name"]: process for one in loaded.value or [{"name": name}]}
 
@@ -139,8 +147,9 @@ class Environment(AbstractContextManager["Environment"]):
 
     @property
     def name(self) -> str:
-        """Name for messages: of the environment's file, or the verifier."""
-        return self.verifier.name if self.verifier else str(self._config.environment)
+        """Name for messages: of the environment's file or source, or the verifier."""
+        own = self._config.environment or self._config.source
+        return self.verifier.name if self.verifier else own
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()

@@ -53,6 +53,9 @@ def test_what_is_allowed(keys: dict[str, Any]) -> None:
         ({"source": "parity", "verifier": "/x.py"}, '"/x.py" is not in the run folder'),
         ({"source": "parity", "verifier_timeout_seconds": 0.0}, "0.0 is not allowed"),
         ({"source": "parity", "validation_items": 0}, "0 is not allowed; must be at least 1"),
+        ({"source": "verifiers:", "train_items": 9}, 'source: "verifiers:" is unknown'),
+        ({"source": "verifiers:x"}, "train_items: give a number, which verifiers needs"),
+        ({"source": "openenv:a:B", "train_items": 9, "tools": ["calculator"]}, "has its own env"),
     ],
 )
 def test_what_is_refused(keys: dict[str, Any], message: str) -> None:
@@ -61,6 +64,12 @@ def test_what_is_refused(keys: dict[str, Any], message: str) -> None:
     [line] = str(caught.value).splitlines()
     assert line.startswith("task.json: ")
     assert message in line
+
+
+def test_environments_of_libraries_have_turns() -> None:
+    config = parse(source="openenv:module:Class", train_items=9, turn_end="?")
+    assert config.library == "openenv"
+    assert config.has_turns
 
 
 @pytest.mark.parametrize("model", [TaskConfig, *SETTINGS.values()])
