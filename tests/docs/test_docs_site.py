@@ -38,7 +38,7 @@ def test_the_site_is_of_this_version() -> None:
         ("[plan](planning.md#cost)", "[plan](planning.md#cost)"),
         ("[the ladder](../runs/README.md)", "[the ladder](ladder.md)"),
         ("[code](../rungs/optim/optimizers.py)", "code"),
-        ("![loss](images/ladder-loss-by-tokens.png)", "![loss](images/ladder-loss-by-tokens.png)"),
+        ("![loss](images/ladder-curves.png)", "![loss](images/ladder-curves.png)"),
         ("[web](https://example.org/a)", "[web](https://example.org/a)"),
         ("```\n[x](y.py)\n```", "```\n[x](y.py)\n```"),
     ],
