@@ -79,8 +79,9 @@ class PolicyPlan(NamedTuple):
 
     @property
     def updating_bytes(self) -> int:
-        """Peak bytes of an update."""
-        return self.update.memory.total + self.beside_bytes
+        """Peak bytes of an update, with those of sampling at the same time with staleness."""
+        caches = self.cache_bytes if self.config.train.staleness else 0
+        return self.update.memory.total + self.beside_bytes + caches
 
     @property
     def validations(self) -> int:

@@ -38,6 +38,8 @@ def test_the_cache_and_the_sampler_are_what_they_take(tmp_path: Path) -> None:
     assert found.sampler_bytes == weights
     assert found.reference_bytes == 0
     assert found.updating_bytes == found.update.memory.total + weights
+    stale = make_plan(tmp_path / "stale", sampling_batch_size=6, staleness=1)
+    assert stale.updating_bytes == found.updating_bytes + found.cache_bytes
 
 
 def test_the_update_is_planned_like_training_and_a_reference_is_another_copy(
