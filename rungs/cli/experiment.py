@@ -41,6 +41,11 @@ from rungs.cli.options import DATASETS_DIR_OPTION
     is_flag=True,
     help="Train the runs of a finished EXPERIMENT again, in its folder check, and compare.",
 )
+@click.option(
+    "--trust-verifier",
+    is_flag=True,
+    help="Allow the programs of reinforcement learning, as `reinforce --trust-verifier` does.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what is left and how long it takes; train none.")
 @click.option("--price-per-hour", type=float, help="With --dry-run: of this machine, for the cost.")
 @DATASETS_DIR_OPTION
@@ -50,6 +55,7 @@ def main(
     engine_name: str,
     engine_options: tuple[str, ...],
     check: bool,
+    trust_verifier: bool,
     dry_run: bool,
     price_per_hour: float | None,
     datasets_dir: Path | None,
@@ -76,10 +82,10 @@ def main(
         if check and not dry_run:
             from rungs.experiments.reproduction import reproduce
 
-            text, code = reproduce(folder, datasets, engine)
+            text, code = reproduce(folder, datasets, engine, trusts=trust_verifier)
             click.echo(text)
             sys.exit(code)
-        conductor = Conductor(folder, datasets, engine)
+        conductor = Conductor(folder, datasets, engine, trusts=trust_verifier)
         if dry_run:
             from rungs.experiments.estimate import estimate
 

@@ -26,19 +26,22 @@ from rungs.experiments.report import write_report
 from rungs.experiments.workers import Ended, Engine, Job
 from rungs.run.derive import NewRun, config_with
 from rungs.run.folder import find_origin
+from rungs.tasks.verifier import TRUST_FLAG
 
 VERDICT = "verdict"
 
 
 class Conductor:
-    """Conducts an experiment, whose lock is held.
+    """Conducts an experiment, whose lock is held. `trusts` is as in reinforcement learning.
 
     Raises:
         UserError: its ledger was edited or has a run with other keys, or a run can't be made.
     """
 
-    def __init__(self, folder: ExperimentFolder, datasets_dir: Path, engine: Engine) -> None:
-        self.folder, self.experiment = folder, folder.load()
+    def __init__(
+        self, folder: ExperimentFolder, datasets_dir: Path, engine: Engine, *, trusts: bool = False
+    ) -> None:
+        self.folder, self.experiment, self._trusts = folder, folder.load(), trusts
         self._datasets_dir, self._engine = datasets_dir, engine
         self._ledger = Ledger(folder.ledger)
         tried = Outcomes(self._ledger.outcomes, self._ledger.proposals)
@@ -163,8 +166,10 @@ class Conductor:
         settings = [f"--set={key}={json.dumps(value)}" for key, value in trial.changes.items()]
         is_policy = config_files(find_origin(trial.origin))[1] == REINFORCE_FILE
         command = [sys.executable, "-m", "rungs", "reinforce" if is_policy else "train"]
-        data = [] if is_policy else ["--datasets-dir", str(self._datasets_dir)]
-        return [*command, str(self.run(trial)), "--like", like, *step, *settings, *data, "--quiet"]
+        own = ["--datasets-dir", str(self._datasets_dir)]
+        if is_policy:
+            own = [TRUST_FLAG] if self._trusts else []
+        return [*command, str(self.run(trial)), "--like", like, *step, *settings, *own, "--quiet"]
 
     def _add(self, trials: Sequence[Trial], job: Job, ended: Ended) -> None:
         """Note a run that ended."""

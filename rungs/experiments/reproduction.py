@@ -12,14 +12,16 @@ from rungs.experiments.ledger import PROPOSAL, Ledger
 from rungs.experiments.workers import Engine
 
 
-def reproduce(folder: ExperimentFolder, datasets_dir: Path, engine: Engine) -> tuple[str, int]:
+def reproduce(
+    folder: ExperimentFolder, datasets_dir: Path, engine: Engine, *, trusts: bool = False
+) -> tuple[str, int]:
     """Train all runs of an experiment in its folder `check`, or go on with that. Return a table of
     both results, and the exit code: 1 if a verdict is another one, or a run failed. Proposals are
     those of the ledger. Raises UserError if the experiment is not at its end."""
-    first = Conductor(folder, datasets_dir, engine)
+    first = Conductor(folder, datasets_dir, engine, trusts=trusts)
     if not first.outcomes or first.missing():
         raise UserError(f"{folder.path}: its ledger is not complete; run it without --check first")
-    second = Conductor(_copy(folder), datasets_dir, engine)
+    second = Conductor(_copy(folder), datasets_dir, engine, trusts=trusts)
     code = second.conduct()
     if not first.outcomes.keys() <= second.outcomes.keys():  # a signal
         return f"{second.folder.path}: the same command goes on", code
