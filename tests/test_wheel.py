@@ -46,7 +46,8 @@ def test_the_wheel_holds_the_package_committed_runs_and_schemas(wheel: Path) -> 
     expected = {path.relative_to(ROOT).as_posix() for path in package if path.is_file()}
     configs = [run / name for run in COMMITTED_RUNS for name in ("model.json", "train.json")]
     configs += [run / name for run in REINFORCEMENT_RUNS for name in config_files(run)]
-    others = [*configs, *(ROOT / "schemas").iterdir()]
+    own_code = [file for run in REINFORCEMENT_RUNS for file in run.glob("*.py")]
+    others = [*configs, *own_code, *(ROOT / "schemas").iterdir()]
     expected |= {f"rungs/shipped/{path.relative_to(ROOT).as_posix()}" for path in others}
     own = {name for name in names if name.startswith("rungs/shipped/runs/")} - expected
     assert names - own == expected, "all but runs of the user, whose checkpoints must not be in it"

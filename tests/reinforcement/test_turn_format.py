@@ -237,8 +237,8 @@ def test_python_and_the_calculator(tmp_path: Path, tokenizer: Tokenizer) -> None
         said = {
             "<calculator 2*(3+4)/>": "14",
             "<calculator 1/3/>": "1/3",
-            "<calculator 9**9/>": 'error: "expression" must be',
-            '<calculator {"x": 1}/>': 'error: "expression" must be',
+            "<calculator 9**9/>": "error",
+            '<calculator {"x": 1}/>': "error",
             "<python x = 3\nprint(x > 2)/>": "True\n",
             "<python print(x)/>": "3\n",
             "<python 1/0/>": "error: python: line 1: ZeroDivisionError: division by zero",

@@ -61,7 +61,8 @@ def make_checkout(folder: Path) -> None:
         shutil.copy(script, folder)
     for name in ("rungs", "schemas", "smoke_tests", "pyproject.toml"):
         (folder / name).symlink_to(ROOT / name)
-    for file in [f for run in (*COMMITTED_RUNS, *REINFORCEMENT_RUNS) for f in run.glob("*.json")]:
+    files = [f for run in (*COMMITTED_RUNS, *REINFORCEMENT_RUNS) for f in run.glob("*.[jp]*")]
+    for file in [f for f in files if f.suffix in (".json", ".py")]:
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     for file in ROOT.glob("experiments/*/experiment.json"):
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
