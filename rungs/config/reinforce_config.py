@@ -381,8 +381,8 @@ class ReinforceConfig(OptimizationConfig):
 
     @check
     def _has_clip_low(self) -> Iterator[str]:
-        is_clipping = self.loss == "gspo" and self.updates_per_rollout > 1
-        if is_clipping and "clip_low" not in self.model_fields_set:
+        is_clipping = self.updates_per_rollout > 1 or self.staleness
+        if self.loss == "gspo" and is_clipping and "clip_low" not in self.model_fields_set:
             yield 'clip_low: needed by loss "gspo"; Zheng et al. 2025 use 0.0003'
 
     @check

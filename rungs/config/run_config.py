@@ -405,6 +405,7 @@ def _in_objective(train: OptimizationConfig, has_validation: bool) -> list[Reaso
         return [
             (is_once, " with updates_per_rollout 1 and staleness 0", "clip_low", "clip_high"),
             (train.loss == "cispo", ' with loss "cispo"', "clip_low"),
+            (train.staleness > 0, " with staleness 1", "max_sampler_ratio"),
             (train.teacher is None, " without a teacher", "teacher_coefficient"),
         ]
     assert isinstance(train, TrainConfig)

@@ -233,15 +233,31 @@ class PolicyLearner:
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, validation)
 
-    def retake(self, step: int, _: np.float32 | None = None, *, skipped: bool = False) -> Sampled:
+    def retake(
+        self,
+        step: int,
+        _: np.float32 | None = None,
+        *,
+        skipped: bool = False,
+        is_last: bool = False,
+    ) -> Sampled:
+        """Take a recorded step again; after the last one nothing is sampled ahead."""
         assert not skipped
         file = self._files.step(step)
-        updated, seconds = self._sample_and_update(step, file, NEVER, is_replay=True)
+        updated, seconds = self._sample_and_update(
+            step, file, NEVER, is_replay=True, goes_on=not is_last
+        )
         self._sampler.refresh(self.model)
         return Sampled(updated, seconds, None)
 
     def _sample_and_update(
-        self, step: int, file: Path, stops: Stops, *, is_replay: bool = False
+        self,
+        step: int,
+        file: Path,
+        stops: Stops,
+        *,
+        is_replay: bool = False,
+        goes_on: bool = True,
     ) -> tuple[policy_update.Updated, Seconds]:
         """Take a step whose answers may be in a file. Raises Interrupted before the update."""
         completions, seconds = self._completions(step, file, stops, is_replay)
@@ -251,7 +267,8 @@ class PolicyLearner:
         self._latest_step = step
         samples = self._train.samples_per_prompt
         tokens = [prompt.tokens for prompt in self.prompts.of_step(step) for _ in range(samples)]
-        with self._sampling_ahead(step + 1, is_replay=is_replay):
+        ahead = self._sampling_ahead(step + 1, is_replay=is_replay)
+        with ahead if self._train.staleness and goes_on else nullcontext():
             updated = self._updater.update(self.model, self.optimizer, tokens, completions)
         return updated, seconds
 
@@ -259,11 +276,11 @@ class PolicyLearner:
         self, step: int, file: Path, stops: Stops, is_replay: bool
     ) -> tuple[list[Completion], Seconds]:
         """Return the completions of a step. Those that were sampled ahead are in memory or, after
-        a start, in their file, which was written before the checkpoint; after the last step before
-        --extend there are none."""
+        a start, in their file, which was written before the checkpoint: raises UserError if it is
+        gone."""
         if self._ahead is not None:
             return self._ahead
-        if self._train.staleness and step > 0 and file.exists():
+        if self._train.staleness and step > 0:
             return read(file), Seconds(0.0, 0.0)
         return self._sample(step, file, stops, is_replay)
 
@@ -275,12 +292,8 @@ class PolicyLearner:
 
     @contextmanager
     def _sampling_ahead(self, step: int, *, is_replay: bool) -> Iterator[None]:
-        """Sample the completions of the next step meanwhile, if there is one and `staleness`."""
-        self._ahead = None
-        if not self._train.staleness or step == self._train.steps:
-            yield
-            return
-        file = self._files.step(step)
+        """Sample the completions of the next step meanwhile, after the last one for --extend."""
+        self._ahead, file = None, self._files.step(step)
         with ThreadPoolExecutor(1) as pool:
             ahead = pool.submit(self._sample, step, file, NEVER, is_replay)
             yield

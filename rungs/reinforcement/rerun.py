@@ -36,7 +36,9 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) ->
     before = next((line for line in lines if line.global_step == step), None)
     if before is None:
         raise UserError(f"{run.metrics}: has no line of step {step}")
-    earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < step]
+    # texts that were sampled ahead of a checkpoint can't be sampled again from it
+    first = step - config.train.staleness
+    earlier = [saved for saved in list_checkpoints(run.checkpoints) if saved.step < first]
     saved = next((saved for saved in reversed(earlier) if not saved.damage()), None)
     if saved:
         saved.weights.refuse_changed_base()
@@ -48,7 +50,7 @@ def replay(run: RunFolder, config: ReinforceRunConfig, name: str, kind: Kind) ->
         )
         for number in range(first, step):
             learner.retake(number)
-        again = learner.retake(step)
+        again = learner.retake(step, is_last=True)
     for difference in _differences(recorded, again.completions):
         click.echo(difference)
         return 1
@@ -74,7 +76,8 @@ def open_learner(
 ) -> tuple[PolicyLearner, int]:
     """Return a learner that continues from a checkpoint or the start, and its first step. `mesh` is
     the run's by default. Raises UserError if run, tasks and checkpoints don't fit together."""
-    start = start_of(run, config, StartOptions(extend=True), saved)
+    options = StartOptions(extend=True, fresh=saved is None)  # the checkpoints stay where they are
+    start = start_of(run, config, options, saved)
     inputs = kind.open_inputs(start, stack)
     mesh = mesh or create_mesh(start)
     start = with_device_choices(start)

@@ -139,12 +139,10 @@ class RolloutFiles:
         """The file of the validation after a step; None: before step 0."""
         return self._folder / f"validation-{'start' if step is None else f'{step:06d}'}.jsonl"
 
-    def validations(self, last: int | None = None) -> list[tuple[str, Path]]:
-        """Return the validations, up to that after step `last`, with names of their steps."""
+    def validations(self, last: int) -> list[tuple[str, Path]]:
+        """Return the validations up to that after step `last`, with names of their steps."""
         numbered = sorted(self._folder.glob("validation-[0-9]*.jsonl"))
-        if last is not None:
-            numbered = [path for path in numbered if path <= self.validation(last)]
-        paths = [self.validation(None), *numbered]
+        paths = [self.validation(None), *(p for p in numbered if p <= self.validation(last))]
         return [(path.stem.removeprefix("validation-"), path) for path in paths if path.is_file()]
 
     def write(self, path: Path, completions: Sequence[Completion]) -> None:

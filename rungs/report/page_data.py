@@ -2,7 +2,9 @@
 
 import base64
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,7 +66,7 @@ class ShownRun:
             "lineage": lineage.model_dump() if lineage else None,
             "events": self._events(),
             "layers": layers_as_json(layers, layers_bytes),
-            "samples": _some_samples([*_samples(self.folder), *_completions(self.folder)]),
+            "samples": _some_samples([*_samples(self.folder), *self._completions()]),
         }
 
     def _tables(self, rows: int) -> dict[str, Any]:
@@ -96,6 +98,13 @@ class ShownRun:
     @property
     def _best(self) -> BestStep | None:
         return self.steps.best(self.config.train.checkpoint_interval)
+
+    def _completions(self) -> Iterator[dict[str, Any]]:
+        """Yield what validations up to the last step have shown."""
+        last = int(self.steps.column(STEP)[-1]) if len(self.steps) else -1
+        for name, path in rollout_files.RolloutFiles(self.folder.rollouts).validations(last):
+            if name != "start":
+                yield from _shown_completions(int(name), path, path.stat().st_mtime_ns)
 
     def _events(self) -> list[dict[str, Any]]:
         """Return the run's events, from its metrics and from `events.jsonl`, which has times."""
@@ -149,17 +158,19 @@ def _samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
         yield one.model_dump(include={"step", "prompt", "text"}) | {"kind": one.kind}
 
 
-def _completions(folder: RunFolder) -> Iterator[dict[str, Any]]:
-    """Yield the best and the worst completion of some held-out prompts after each validation, with
-    what the model wrote and saw in turn."""
-    for name, path in rollout_files.RolloutFiles(folder.rollouts).validations():
-        groups = [*rollout_files.by_prompt(rollout_files.read_known(path)).values()]
-        for group in groups[: rollout_files.PROMPTS] if name != "start" else []:
-            ordered = sorted(group, key=lambda one: one.verdict.total)
-            for kind, one in (("best", ordered[-1]), ("worst", ordered[0])):
-                turns = [[turn.wrote, turn.reply] for turn in one.answered_turns]
-                said = {"prompt": one.prompt, "text": one.text, "turns": turns}
-                yield {"step": int(name), "kind": kind, **said}
+@functools.lru_cache(maxsize=1024)
+def _shown_completions(step: int, path: Path, _: int) -> list[dict[str, Any]]:
+    """Return the best and the worst completion of some held-out prompts in a validation's file, as
+    it was at a time, with what the model wrote and saw in turn."""
+    shown = []
+    groups = [*rollout_files.by_prompt(rollout_files.read_known(path)).values()]
+    for group in groups[: rollout_files.PROMPTS]:
+        ordered = sorted(group, key=lambda one: one.verdict.total)
+        for kind, one in (("best", ordered[-1]), ("worst", ordered[0])):
+            turns = [[turn.wrote, turn.reply] for turn in one.answered_turns]
+            said = {"prompt": one.prompt, "text": one.text, "turns": turns}
+            shown.append({"step": step, "kind": kind, **said})
+    return shown
 
 
 def _some_samples(found: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -79,9 +79,9 @@ def _fork(requests: socket.socket, module: types.ModuleType, seconds: int) -> No
         if sockets:
             os.close(sockets[0])
         else:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+                os.waitpid(pid, 0)
         requests.sendall(b"%d\n" % pid)
 
 

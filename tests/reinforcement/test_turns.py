@@ -17,8 +17,9 @@ from rungs.reinforcement.policy_learner import reinforcement
 from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater, advantages_of_turns
 from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, Turn, read
-from rungs.report import page_data
+from rungs.report.page_data import ShownRun
 from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
 from rungs.tasks.environment import Environment
 from tests.reinforcement.test_start import Killed, assert_same_end, kill_in
 from tests.support.charts import draw_no_charts
@@ -78,7 +79,10 @@ def test_the_record_has_every_turn(whole: RunFolder) -> None:
 
 
 def test_the_page_tells_replies_apart(whole: RunFolder) -> None:
-    samples = [*page_data._completions(whole)]
+    steps = StepTable(whole.metrics)
+    shown = ShownRun("whole", whole, load_reinforcement_run(whole.path), steps)
+    shown.refresh()
+    samples = [*shown._completions()]
     assert {(one["step"], one["kind"]) for one in samples} >= {(0, "best"), (0, "worst")}
     for one in samples:
         assert "".join(wrote + reply for wrote, reply in one["turns"]) == one["text"]
@@ -204,9 +208,15 @@ def test_a_stale_run_resumes_and_replays(
     assert reinforce(run, trust_verifier=True) == 0
     assert_same_end(run, whole)
     config = load_reinforcement_run(run.path)
-    for step in ("step-000001", "step-000003"):
+    for step, first in (("step-000001", "the start: 1 step"), ("step-000003", "000000: 2 steps")):
         assert replay(run, config, step, KIND) == 0
-        assert "the same 16 texts" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert "the same 16 texts" in printed
+        assert first in printed, "sampled again, not read"
+    path = RolloutFiles(run.rollouts).step(3)
+    path.write_text(path.read_text().replace('"tokens":[', '"tokens":[0,'))
+    path.write_text(path.read_text().replace('"tokens": [', '"tokens": [0, '))
+    assert replay(run, config, "step-000003", KIND) == 1
 
 
 def refuse(*_: Any) -> None:
