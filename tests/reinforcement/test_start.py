@@ -238,7 +238,7 @@ def test_a_step_without_finite_numbers_is_replayed_too(
     step = SimpleNamespace(gradient_norm=float("nan"))
     updated = SimpleNamespace(last=SimpleNamespace(step=step))
     again = SimpleNamespace(completions=read(files.step(4)), updated=updated)
-    monkeypatch.setattr(PolicyLearner, "retake", lambda *_: again)
+    monkeypatch.setattr(PolicyLearner, "retake", lambda *_, **__: again)
     config = load_reinforcement_run(run.path)
     assert replay(run, config, "step-000004", KIND) == 0
     step.gradient_norm = 1.0
