@@ -1,4 +1,4 @@
-"""The package stays small enough to read. To raise the ceiling, say why in CHANGELOG.md."""
+"""The package stays small enough to read. To raise the ceiling, say why in the commit."""
 
 import tomllib
 

@@ -84,9 +84,7 @@ def sides(model: GPT, batch: int) -> list[Callable[[], int]]:
                 for prompt, text in zip(prompts, texts, strict=True)
             ]
             counts = [len(text) for text in texts]
-            for text, new in zip(
-                texts, rows.write(going, counts if any(counts) else None), strict=True
-            ):
+            for text, new in zip(texts, rows.write(going, counts), strict=True):
                 if new:
                     count += len(new.tokens)
                     text += new.tokens + [1] * (

@@ -352,7 +352,7 @@ class RolloutBatch:
         Args:
             texts: token ids, at least one each; later ones go on from the earlier. None: is over.
             generated: how many tokens at the end of each already count as new ones, so that it goes
-                on with the random numbers of its next tokens. Default: none, for the first turn.
+                on with the random numbers of its next tokens. Default: none.
 
         Raises:
             ValueError: a text is empty, has a token id that the model doesn't have, or is longer
@@ -362,7 +362,7 @@ class RolloutBatch:
         count_of = dict(enumerate(generated or [0] * len(texts)))
         unread = self._unread(going)
         request = self._request
-        if generated:  # the prompts are as long as the texts may be
+        if any(generated or ()):  # later, prompts are as long as the texts may be
             request = request._replace(prompt_tokens=request.slots, rows_per_prompt=1)
         self._sampler.check([*going.values()], [count_of[row] for row in going], request)
         rows_B = [row if row in going else min(going) for row in range(request.batch_size)]

@@ -298,7 +298,7 @@ class CompletionSource:
         """Let the model write on, and return the rollouts whose turn has ended."""
         counts = [len(rollout.tokens) for rollout in rollouts]
         texts = [None if one.is_over else one.prompt.tokens + one.tokens for one in rollouts]
-        found = batch.write(texts, counts if any(counts) else None)
+        found = batch.write(texts, counts)
         ended = []
         for rollout, new in zip(rollouts, found, strict=True):
             if new is None:

@@ -155,7 +155,7 @@ def play(sampler: RolloutSampler, *, rereads: bool = False) -> list[list[tuple[i
             prompt + [token for token, _ in text] if goes else None
             for prompt, text, goes in zip(PROMPTS, texts, going, strict=True)
         ]
-        found = batch.write(tokens, [len(text) for text in texts] if any(texts) else None)
+        found = batch.write(tokens, [len(text) for text in texts])
         for row, new in enumerate(found):
             if new is not None:
                 texts[row] += zip(new.tokens, new.log_probs.tolist(), strict=True)
