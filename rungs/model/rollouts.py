@@ -90,6 +90,14 @@ class Turn(NamedTuple):
     stopped_B: Array
     caches: list[LayerCache]
 
+    @classmethod
+    def begun(cls, new_tokens: int, stopped_B: Array, caches: list[LayerCache]) -> "Turn":
+        """Return a turn in which nothing is written."""
+        rows = len(stopped_B)
+        nothing = jnp.zeros((rows, new_tokens)), jnp.zeros(rows, jnp.int32)
+        log_probs_BN, counts_B = collectives.to_varying(nothing, DATA)
+        return cls(log_probs_BN.astype(jnp.int32), log_probs_BN, counts_B, stopped_B, caches)
+
 
 class SampledBatch(NamedTuple):
     """Results of a program call; T slots of new tokens."""
@@ -290,15 +298,7 @@ class RolloutSampler:
         def add_next(turn: Turn) -> Turn:
             return add(turn, turn.tokens_BN[row_B, turn.counts_B - 1][:, None])
 
-        nothing = jnp.zeros((rows, request.new_tokens)), jnp.zeros(rows, jnp.int32)
-        log_probs_BN, counts_B = collectives.to_varying(nothing, DATA)
-        begin = Turn(
-            log_probs_BN.astype(jnp.int32),
-            log_probs_BN,
-            counts_B,
-            texts.stopped_B,
-            caches or state.caches,
-        )
+        begin = Turn.begun(request.new_tokens, texts.stopped_B, caches or state.caches)
         places_BS = jnp.maximum(ends_B - unread, 0)[:, None] + jnp.arange(unread)
         turn = add(begin, jnp.take_along_axis(texts.tokens_BS, places_BS, axis=1))
         waiting = is_active_B(begin).sum() // 2
