@@ -218,8 +218,10 @@ class Training:
 
     def _has_taken(self, steps: int) -> bool:
         """Return whether the last process has begun, which drops the steps after its checkpoint,
-        and the run has so many."""
-        return bool(BatchLog(self.batch_logs[-1]).batches) and self._steps() >= steps
+        and the run has so many and a checkpoint, whose save may take longer than steps do."""
+        if not BatchLog(self.batch_logs[-1]).batches or self._steps() < steps:
+            return False
+        return bool(list_checkpoints(self._run.checkpoints))
 
     def _steps(self) -> int:
         metrics = self._run.metrics
