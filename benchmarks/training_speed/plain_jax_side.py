@@ -8,6 +8,7 @@ each line of stdin and answers with the loss of the last one.
 import functools
 import json
 import sys
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +17,18 @@ import optax
 from flax import nnx
 from jax import Array
 
-Linear = functools.partial(nnx.Linear, kernel_init=nnx.initializers.normal(0.02))
-Embed = functools.partial(nnx.Embed, embedding_init=nnx.initializers.normal(0.02))
+LayerNorm = functools.partial(nnx.LayerNorm, epsilon=1e-5)
 
 
 class PlainBlock(nnx.Module):
     def __init__(self, width: int, heads: int, rngs: nnx.Rngs) -> None:
         self.heads = heads
-        self.attention_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.feed_forward_norm = nnx.LayerNorm(width, rngs=rngs)
-        self.query_key_value = Linear(width, 3 * width, use_bias=False, rngs=rngs)
-        self.output = Linear(width, width, rngs=rngs)
-        self.up = Linear(width, 4 * width, rngs=rngs)
-        self.down = Linear(4 * width, width, rngs=rngs)
+        self.attention_norm = LayerNorm(width, rngs=rngs)
+        self.feed_forward_norm = LayerNorm(width, rngs=rngs)
+        self.query_key_value = nnx.Linear(width, 3 * width, use_bias=False, rngs=rngs)
+        self.output = nnx.Linear(width, width, rngs=rngs)
+        self.up = nnx.Linear(width, 4 * width, rngs=rngs)
+        self.down = nnx.Linear(4 * width, width, rngs=rngs)
 
     def __call__(self, x: Array) -> Array:
         x = x + self.output(self.attention(self.attention_norm(x)))
@@ -47,17 +47,24 @@ class PlainBlock(nnx.Module):
 class PlainGPT(nnx.Module):
     def __init__(self, vocab: int, length: int, width: int, heads: int, layers: int) -> None:
         rngs = nnx.Rngs(0)
-        self.tokens = Embed(vocab, width, rngs=rngs)
-        self.positions = Embed(length, width, rngs=rngs)
+        self.tokens = nnx.Embed(vocab, width, rngs=rngs)
+        self.positions = nnx.Embed(length, width, rngs=rngs)
         self.blocks = nnx.List([PlainBlock(width, heads, rngs) for _ in range(layers)])
-        self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.head = Linear(width, vocab, use_bias=False, rngs=rngs)
+        self.norm = LayerNorm(width, rngs=rngs)
+        self.head = nnx.Linear(width, vocab, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens: Array) -> Array:
         x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1]))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+def set_weights(model: PlainGPT, weights: Mapping[str, np.ndarray]) -> None:
+    parameters = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    for path, parameter in parameters:
+        parameter.set_value(jnp.asarray(weights[".".join(map(str, path))]))
+    nnx.update(model, nnx.from_flat_state(parameters))
 
 
 @nnx.jit
@@ -74,6 +81,7 @@ def train_microbatch(model: PlainGPT, optimizer: nnx.Optimizer, sequences: Array
 def main() -> None:
     asked = json.loads(sys.argv[1])
     model = PlainGPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers")))
+    set_weights(model, np.load(asked["weights"]))
     batches = np.load(asked["batches"])  # steps, A, B, S + 1
     matrices = functools.partial(jax.tree.map, lambda parameter: parameter.ndim > 1)
     adamw = optax.adamw(asked["learning_rate"], 0.9, 0.95, weight_decay=0.1, mask=matrices)

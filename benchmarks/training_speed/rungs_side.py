@@ -12,8 +12,10 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.training_speed.initial_weights import rungs_names
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -35,7 +37,9 @@ def main() -> None:
     run = run_config(asked, *sequences.shape[1:3])
     jax_setup.prepare(run.train, partial(copy_bytes, run))
     mesh = create_run_mesh(run.train, run.model, None)
-    model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh)
+    initial = rungs_names(dict(np.load(asked["weights"])), asked["layers"], asked["heads"])
+    weights = jax.tree.map(jnp.asarray, initial)
+    model, optimizer = create_model_and_optimizer(run, TOTAL_STEPS, mesh, weights)
     train_step = make_train_step(run.train, mesh)
     placed = iter(PrefetchedBatches(mesh, batches(sequences), run.train.microbatch_size))
     for line in sys.stdin:

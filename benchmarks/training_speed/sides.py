@@ -40,16 +40,18 @@ Peaks = dict[tuple[str, str], float]
 """FLOPs per second of the fastest matmul, by library and dtype."""
 
 
-def all_sides(shape: Shape, batches: Path, torch: list[str] | None) -> list[Side]:
+def all_sides(shape: Shape, batches: Path, weights: Path, torch: list[str] | None) -> list[Side]:
     """Return all sides, ours first.
 
     Args:
         batches: a NumPy file of int32 tokens (steps, A, B, S + 1).
+        weights: a file of `initial_weights.py`.
         torch: the command that runs PyTorch's scripts; None leaves PyTorch out.
     """
     common = {
         **dataclasses.asdict(shape),
         "batches": str(batches),
+        "weights": str(weights),
         "learning_rate": LEARNING_RATE,
         "threads": core_count(),
         "devices": "auto",

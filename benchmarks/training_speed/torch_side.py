@@ -16,6 +16,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,21 @@ class TorchGPT(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@torch.no_grad()
+def set_weights(model: TorchGPT, weights: Mapping[str, np.ndarray]) -> None:
+    """Start from the weights of a file of `initial_weights.py`."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding):
+            module.weight.copy_(torch.from_numpy(weights[f"{name}.embedding"]))
+        elif isinstance(module, nn.LayerNorm):
+            module.weight.copy_(torch.from_numpy(weights[f"{name}.scale"]))
+            module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
+        elif isinstance(module, nn.Linear):
+            module.weight.copy_(torch.from_numpy(weights[f"{name}.kernel"].T))
+            if module.bias is not None:
+                module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
+
+
 KINDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -112,6 +128,8 @@ def main() -> None:
     model = TorchGPT(*(asked[key] for key in ("vocab", "length", "width", "heads", "layers"))).to(
         device
     )
+    if "weights" in asked:
+        set_weights(model, np.load(asked["weights"]))
     decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]

@@ -1,6 +1,7 @@
 """Tokens per second of training, compared with a plain JAX loop and with PyTorch.
 
-Every side trains the same GPT on the same batches of the embedded dataset, in a process of its own.
+Every side trains the same GPT from the same weights on the same batches of the embedded dataset, in
+a process of its own.
 They take turns, so that a machine which slows down slows all of them; a first turn, which compiles,
 is not counted. The clock is this process's: from the request for a turn's steps to the last step's
 loss. The peak is the fastest matmul of either library, before all turns or after them. uv downloads
@@ -23,6 +24,7 @@ import click
 import numpy as np
 
 from benchmarks.side_process import Side, start
+from benchmarks.training_speed.initial_weights import write_weights
 from benchmarks.training_speed.sides import Peaks, all_sides, measure_peaks
 from benchmarks.training_speed.speed_table import Row, Shape, speed_table
 from rungs.common.machine import processor
@@ -115,9 +117,10 @@ def main(
         raise click.UsageError(f"--emb-dim {shape.width} is not divisible by {shape.heads} heads")
     torch = None if without_torch else torch_command(torch_python)
     with tempfile.TemporaryDirectory() as folder:
-        batches = Path(folder) / "batches.npy"
+        batches, weights = Path(folder) / "batches.npy", Path(folder) / "weights.npz"
         write_batches(batches, (accumulation, microbatch, shape.length + 1), (turns + 1) * steps)
-        sides = choose(all_sides(shape, batches, torch), only)
+        write_weights(weights, shape.vocab, shape.length, shape.width, shape.layers)
+        sides = choose(all_sides(shape, batches, weights, torch), only)
         click.echo(processor())
         print_model(shape, microbatch, accumulation)
         before = measure_peaks(torch)
