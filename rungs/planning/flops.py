@@ -147,7 +147,7 @@ def hardware_flops_per_token(config: RunConfig) -> Flops:
             is_backward = "transpose" in words
             again = "rematted_computation" in words
             phase = "recompute" if again else "backward" if is_backward else "forward"
-            found[part, phase] += runs * _matmul_flops(one)
+            found[part, phase] += runs * matmul_flops(one)
     microbatch_tokens = train.microbatch_size * config.sequence_length
     tokens = train.microbatches_per_step * microbatch_tokens
     parts = {
@@ -157,7 +157,7 @@ def hardware_flops_per_token(config: RunConfig) -> Flops:
     return Flops(**parts)
 
 
-def _matmul_flops(equation: Any) -> int:
+def matmul_flops(equation: Any) -> int:
     """Return the FLOPs of an equation if it is a matmul, else 0."""
     arrays = [variable.aval for variable in (*equation.invars, *equation.outvars)]
     if equation.primitive.name == "dot_general":
