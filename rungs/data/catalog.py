@@ -28,7 +28,7 @@ HUB_FILES = [*map(dataset.split_file, dataset.SPLITS), tokenizer.TOKENIZER_FILE]
 """The only files downloaded from a repository; none can contain code."""
 
 
-def find_datasets_dir(option: Path | None = None) -> Path:
+def find_datasets_dir(option: Path | str | None = None) -> Path:
     """Return the folder that holds the datasets: the command-line option, else the environment
     variable, else `datasets` in the checkout or, without one, the working directory."""
     if given := option or os.environ.get(DATASETS_VARIABLE):
@@ -50,11 +50,13 @@ def dataset_folder(name: str, datasets_dir: Path) -> Path:
     return datasets_dir.joinpath(*parts)
 
 
-def open_dataset(name: str, datasets_dir: Path, *, update: bool = True) -> Dataset:
-    """Open a dataset: one of `BUILT_IN`, a folder under `datasets_dir`, or a hub id `owner/name`.
-    Builds or downloads it first if it is missing. Without `update`, the hub is not asked for a
-    newer version. Raises UserError if it does not exist or is damaged."""
-    folder = dataset_folder(name, datasets_dir)
+def open_dataset(
+    name: str, datasets_dir: Path | str | None = None, *, update: bool = True
+) -> Dataset:
+    """Open a dataset: one of `BUILT_IN`, a folder under `datasets_dir` (default: the commands'), or
+    a hub id `owner/name`. Builds or downloads it first if it is missing. Without `update`, the hub
+    is not asked for a newer version. Raises UserError if it does not exist or is damaged."""
+    folder = dataset_folder(name, find_datasets_dir(datasets_dir))
     disk.recover_folder(folder)
     if "/" in name:
         _download(name, folder, update=update)

@@ -52,8 +52,9 @@ class Provenance(NamedTuple):
             if was != checksums["train"]:
                 raise UserError(
                     f"dataset {name}: its training tokens are not those this run was started with"
-                    f" (sha256 {was}, now {checksums['train']}); restore those, or start over with"
-                    " --fresh"
+                    f" (sha256 {was}, now {checksums['train']}); copy the dataset's folder"
+                    " from where it started (each version of Python has another python-stdlib), or"
+                    " start over with --fresh"
                 )
 
 

@@ -99,10 +99,16 @@ class Grid(Experiment):
         if not means:
             return []
         best = self.better(means)
+        ends = [
+            f"{key} {value} is at an end of its values: try others beyond it."
+            for key, values in self.grid.items()
+            if _is_at_an_end(value := self.cells[best][key], values)
+        ]
         return [
             f"The best of {counted(len(means), 'combination')} is {best} with {means[best]:.4f}."
             " The best of several is partly luck: compare it with the base in an experiment of its"
-            " own, with other seeds."
+            " own, with other seeds.",
+            *ends,
         ]
 
     def charts(self, outcomes: Outcomes) -> dict[str, Callable[[Any], Figure]]:
@@ -120,3 +126,9 @@ class Grid(Experiment):
             for row in axes[0][1]
         ]
         return {"heat-map.png": functools.partial(heat_map, axes=axes, cells=cells)}
+
+
+def _is_at_an_end(value: Any, values: list[Any]) -> bool:
+    """Return whether a number is the least or the largest of at least three."""
+    numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+    return len(numbers) >= 3 and value in (min(numbers), max(numbers))

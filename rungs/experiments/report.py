@@ -110,9 +110,11 @@ class Report:
         """Return what was measured, on what."""
         devices = sorted({one.device for one in self._outcomes.values() if one.device})
         changes = f", with {self._experiment.changes}" if self._experiment.changes else ""
+        repeated = any(one.seed for one in self._outcomes.values())
         return [
             f"{counted(len(self._outcomes), 'run')} from {self._experiment.base}{changes};"
-            f" measured: {unit_of(self._experiment.measure)}. Intervals are of 95%."
+            f" measured: {unit_of(self._experiment.measure)}."
+            + " Intervals are of 95%." * repeated
             + (f" Trained on {'; '.join(devices)}." if devices else "")
         ]
 

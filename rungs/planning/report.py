@@ -248,7 +248,7 @@ def _optimal(forecast: Forecast) -> str:
     if forecast.throughput is None:
         return line
     seconds, per_hour = tokens / forecast.throughput.tokens_per_second, forecast.price_per_hour
-    cost = "" if per_hour is None else f", {per_hour * seconds / 3600:,.2f}"
+    cost = "" if per_hour is None else f", cost {per_hour * seconds / 3600:,.2f}"
     return f"{line}, {format_duration(seconds)}{cost}"
 
 

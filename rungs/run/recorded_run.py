@@ -51,12 +51,12 @@ class RecordedSteps(Generic[C]):
         return self.steps.best(self.config.train.checkpoint_interval)
 
     @classmethod
-    def load(cls, run_folder: Path, name: str | None = None) -> Self:
+    def load(cls, run_folder: Path | str, name: str | None = None) -> Self:
         """Read the run in a folder; its default name is the folder's. Raises UserError with a line
         for each error in its configs, or if it is a run of another kind."""
-        config = cls._load_config(run_folder)
-        steps = StepTable.read(run_folder / metrics.METRICS_FILE)
-        return cls(name or run_folder.resolve().name, config, steps)
+        folder = Path(run_folder)
+        steps = StepTable.read(folder / metrics.METRICS_FILE)
+        return cls(name or folder.resolve().name, cls._load_config(folder), steps)
 
     @staticmethod
     def _load_config(run_folder: Path) -> Any:

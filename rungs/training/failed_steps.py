@@ -157,7 +157,7 @@ class FailedSteps:
                 f"step {step}: no finite loss and gradient in {self._in_a_row} steps in a row;"
                 " training stopped, with weights and optimizer state unchanged by them. The failed"
                 " steps are in failed-steps/ (see --replay); --from goes back to an earlier"
-                " checkpoint"
+                " checkpoint. A lower learning_rate or a longer warm-up often helps"
             )
 
     def check_state(self, step: int, flags: Flags) -> None:

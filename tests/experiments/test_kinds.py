@@ -43,6 +43,14 @@ def test_a_grid_names_its_best_cell(tmp_path: Path) -> None:
     assert best.startswith("| learning_rate=0.02,weight_decay=0.0 | 3.0000 |")
 
 
+def test_a_grid_says_that_its_best_value_is_the_last(tmp_path: Path) -> None:
+    grid = {"learning_rate": [0.0002, 0.002, 0.02], "weight_decay": [0.0, 0.1]}
+    folder = make_experiment(tmp_path, kind="grid", grid=grid)
+    _, conductor = conduct(folder, Simulated(noisy(by_rate, 0.0)))
+    _, line = conductor.experiment.conclusions(conductor.outcomes)
+    assert line == "learning_rate 0.02 is at an end of its values: try others beyond it."
+
+
 SEARCH: dict[str, Any] = {
     "kind": "search",
     "ranges": {

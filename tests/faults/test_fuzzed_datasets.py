@@ -51,7 +51,7 @@ def make(datasets_dir: Path, content: bytes) -> Path:
 
 def use(datasets_dir: Path) -> Dataset:
     """Open a dataset and read its first steps, as a start does."""
-    found = open_dataset("tiny", datasets_dir)
+    found = open_dataset("tiny", str(datasets_dir))
     length = 31 if found.holds_pairs else 8
     train = train_config(dataset="tiny", sequence_length=length, microbatch_size=1)
     model = MODEL.model_copy(update={"context_length": 31})

@@ -159,7 +159,7 @@ def test_a_run_is_the_same_with_averages_and_has_their_loss(place: Path) -> None
     best = StepTable.read(RunFolder(run).metrics).best(3)
     assert best is not None
     assert f"loss           {steps[best.step].ema_validation_loss:.4f} nats" in told
-    chart = loss_chart(RecordedRun.load(run))
+    chart = loss_chart(RecordedRun.load(str(run)))
     labels = [text.get_text().strip() for legend in chart.legends for text in legend.get_texts()]
     assert "validation, averaged weights" in labels
 

@@ -48,6 +48,10 @@ def test_local_gradients_are_of_ones_own_rows(code: ModuleType) -> None:
             " weights that are the same everywhere get the sum from jax.grad. Make them varying"
             " first, with jax.lax.pcast(params, DATA,"
             " to='varying')": stacked([GRADIENTS] * DEVICES),
+            "the sum of all devices' gradients, once for each device: jax.grad sums over devices"
+            " where weights are the same everywhere, and your psum sums these sums. Leave out the"
+            " psum, and make the weights varying first, with jax.lax.pcast(params, DATA,"
+            " to='varying')": stacked([reference.scaled(GRADIENTS, DEVICES)] * DEVICES),
             "these are the mean over devices: communication comes later, in all_reduce_mean": (
                 stacked([reference.scaled(GRADIENTS, 1 / DEVICES)] * DEVICES)
             ),

@@ -90,6 +90,14 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         (VARYING, "params", LOCAL, "You wrote no psum"),
         (
             f"return jax.value_and_grad(loss)({VARYING}, batch)",
+            """value, gradients = jax.value_and_grad(loss)(params, batch)
+    summed = jax.lax.psum(jax.lax.pcast(gradients, DATA, to="varying"), DATA)
+    return value, jax.lax.pcast(summed, DATA, to="varying")""",
+            LOCAL,
+            "your psum sums these sums",
+        ),
+        (
+            f"return jax.value_and_grad(loss)({VARYING}, batch)",
             f"return jax.lax.pmean(jax.value_and_grad(loss)({VARYING}, batch), DATA)",
             LOCAL,
             "communication comes later",
