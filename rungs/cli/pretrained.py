@@ -203,9 +203,7 @@ def export_adapter(checkpoint: str, folder: Path) -> None:
         f"AutoModelForCausalLM.from_pretrained({base}), {str(folder)!r})"
     )
     if not plan.base_is_known:
-        click.echo(
-            f"BASE is the folder of {plan.base}, from which the run started, for transformers"
-        )
+        click.echo(f"for BASE give a folder or id with which transformers loads {plan.base}")
 
 
 @main.command()

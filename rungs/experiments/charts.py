@@ -62,8 +62,8 @@ def title_of(experiment: Experiment) -> str:
 
 def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experiment) -> Figure:
     """Validation loss over training tokens: the mean of each group's runs, with a band from the
-    lowest to the highest. The axis leaves out untrained models, whose loss would press the rest
-    together."""
+    lowest to the highest. From two validations of trained models on, the axis leaves out untrained
+    ones, whose loss would press the rest together."""
     figure, (axes,) = drawing.new_chart(
         title_of(experiment), "training tokens", "validation loss (nats per token)"
     )
@@ -81,7 +81,7 @@ def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experime
         axes.fill_between(
             tokens, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
         )
-        trained += [*losses[:, tokens > tokens[0]].flat]
+        trained += [*losses[:, 1:].flat] if length > 2 else []
     if trained:
         axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
     drawing.x_axis(axes)

@@ -57,6 +57,7 @@ class Conductor:
             stop.begin()
             while missing := self.missing() or self._ask():
                 self.check(missing)
+                log.info("training %s in %s", missing[0].name, self.folder.runs)
                 for job, ended in self._engine.run(self._jobs(self._ready(missing)), stop):
                     if stop.number is None:  # else the run goes on at the next start
                         self._add(missing, job, ended)
@@ -191,15 +192,17 @@ class Conductor:
     def _show(self) -> None:
         """Write the report and log what is done and left."""
         write_report(self.folder, self.experiment, self.outcomes)
-        left, done = self.missing(), len(self.outcomes)
+        done = len(self.outcomes)
+        known = done + len(self.missing())
+        most = max(known, self.experiment.most_runs())
         last = [*self.outcomes.values()][-1]
         value = self.experiment.value_of(last)
         found = last.why if value is None else f"{value:.4f}"
         minutes = [one.minutes for one in self.outcomes.values() if one.minutes]
-        rest = 60 * len(left) * sum(minutes) / len(minutes) if minutes else 0.0
+        rest = 60 * (most - done) * sum(minutes) / len(minutes) if minutes else 0.0
         log.info(
-            "%d of %d runs: %s: %s; about %s of training left",
-            *(done, done + len(left), last.run, found, format_duration(rest)),
+            "%d of %s%d runs: %s: %s; about %s of training left, start and charts apart",
+            *(done, "at most " * (most > known), most, last.run, found, format_duration(rest)),
         )
 
     def _add_verdicts(self) -> None:

@@ -1,6 +1,7 @@
 """Compare an imported model with transformers: hidden states and logits for random tokens, and the
 token ids of texts in many scripts, special tokens and chats."""
 
+import itertools
 import json
 import subprocess
 import tempfile
@@ -167,4 +168,7 @@ def differences(
         triples.append((f"a chat of {len(chat)} messages", ours, theirs))
     for what, ours, theirs in triples:
         if ours != theirs:
-            yield f"{what} is {str(ours)[:60]}, in transformers {str(theirs)[:60]}"
+            pairs = itertools.zip_longest(ours or [], theirs or [])
+            place = next((at for at, (one, other) in enumerate(pairs) if one != other), 0)
+            here, there = (ids and ids[place : place + 5] for ids in (ours, theirs))
+            yield f"{what} is {here} from token {place} on, in transformers {there}"

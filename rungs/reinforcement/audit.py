@@ -106,13 +106,13 @@ def _reward_beyond(measure: Callable[[Completion], float]) -> Callable[[Completi
 
 
 def _ends_with_answer(completion: Completion) -> bool:
-    return completion.text.strip().endswith(completion.answer)
+    return completion.written.strip().endswith(completion.answer)
 
 
 def _distinct(part: Part) -> float:
     """Return the share of distinct texts among those of each prompt."""
     groups = by_prompt(part.completions).values()
-    return statistics.fmean(len({c.text for c in group}) / len(group) for group in groups)
+    return statistics.fmean(len({c.written for c in group}) / len(group) for group in groups)
 
 
 def _table(first: Part, last: Part) -> list[str]:
@@ -153,10 +153,10 @@ def _by_length(part: Part) -> list[str]:
 
 
 def _most_frequent(part: Part) -> list[str]:
-    counts = Counter(completion.text for completion in part.completions)
+    counts = Counter(completion.written for completion in part.completions)
     rows = [["text", "share", "reward", "correct"]]
     for text, count in counts.most_common(_EXAMPLES):
-        same = Part(part.steps, [c for c in part.completions if c.text == text])
+        same = Part(part.steps, [c for c in part.completions if c.written == text])
         share = f"{count / len(part.completions):.1%}"
         rows.append([format_value(text), share, *_means(same)])
     return align_columns(rows, left=1).splitlines()
@@ -168,10 +168,12 @@ def _means(part: Part) -> list[str]:
 
 def _paid_though_wrong(part: Part) -> list[str]:
     wrong = {
-        (c.prompt, c.text): c for c in part.completions if c.reward > 0 and not c.correct
+        (c.prompt, c.written): c for c in part.completions if c.reward > 0 and not c.correct
     }.values()
     best = sorted(wrong, key=lambda completion: -completion.reward)[:_EXAMPLES]
-    lines = [f"{c.reward:.3g} for {format_value(c.text)} to {format_value(c.prompt)}" for c in best]
+    lines = [
+        f"{c.reward:.3g} for {format_value(c.written)} to {format_value(c.prompt)}" for c in best
+    ]
     return lines or ["none"]
 
 
@@ -189,7 +191,7 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
                 f"! The reward changed by {rise}, but the share of texts that {what} changed by"
                 f" {gain}; the difference is {gap}: look at what is paid."
             )
-    text, count = Counter(c.text for c in last.completions).most_common(1)[0]
+    text, count = Counter(c.written for c in last.completions).most_common(1)[0]
     share = count / len(last.completions)
     if share > _REPEATED and len({c.prompt for c in last.completions}) > 1:
         yield f"! {format_value(text)} is {share:.0%} of all texts, whatever the prompt."

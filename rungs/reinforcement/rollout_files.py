@@ -106,6 +106,11 @@ class Completion:
         return np.searchsorted(ends, np.arange(len(self.tokens)), side="right")
 
     @property
+    def written(self) -> str:
+        """What the model wrote, without replies."""
+        return "".join(turn.wrote for turn in self.answered_turns)
+
+    @property
     def written_tokens(self) -> int:
         """Number of tokens that the model wrote."""
         return int(self.is_written.sum())

@@ -66,7 +66,7 @@ def test_the_formula_of_peft_gives_the_merged_model(
         pretrained.main, ["export", str(weights), str(tmp_path / "adapter"), "--adapter"]
     )
     assert result.exit_code == 0, result.output
-    assert f"BASE is the folder of {name}, from which the run started" in result.output
+    assert f"for BASE give a folder or id with which transformers loads {name}" in result.output
     CliRunner().invoke(pretrained.main, ["export", str(weights), str(tmp_path / "merged")])
     base, merged = arrays(MODELS / name), arrays(tmp_path / "merged")
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
@@ -104,7 +104,12 @@ def test_the_base_of_an_adapter(tmp_path: Path) -> None:
     later = header.train.model_copy(update={"start_from": "runs/before"})
     origin = header.origin.model_copy(update={"source": "some/llama", "revision": "0" * 40})
     for kind, part, line, base in (
-        ("later", {"train": later}, "BASE is the folder of runs/before, from", "runs/before"),
+        (
+            "later",
+            {"train": later},
+            "transformers loads runs/before",
+            "runs/before",
+        ),
         ("hub", {"origin": origin}, ".from_pretrained('some/llama')", "some/llama"),
     ):
         run = changed(weights, tmp_path / kind, names, **part)

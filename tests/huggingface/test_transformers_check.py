@@ -4,6 +4,7 @@ transformers itself, which takes a Python with PyTorch and transformers:
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -147,17 +148,17 @@ def test_each_kind_of_difference_is_named(tmp_path: Path) -> None:
     folder = with_tokenizer(tmp_path / "llama3", "llama3")
     tokenizer, template = load_tokenizer(folder), ChatTemplate.find(folder)
     ids = ids_of(folder, list(TEXTS))
-    ids["plain"][0] = ids["plain"][0][1:]
+    del ids["plain"][0][3]
     ids["whole"][1] = ids["whole"][1][1:]
     ids["chats"][1], ids["chats"][2] = None, [1, 2]
     plain, whole, lost, refused = differences(tokenizer, template, ids)
-    assert plain.startswith(f"{TEXTS[0]!r} is [")
+    assert re.match(re.escape(repr(TEXTS[0])) + r" is \[[\d, ]*\] from token 3 on, in", plain)
     assert whole.startswith(f"{TEXTS[1]!r}, with what begins and ends it, is [")
     assert lost.startswith("a chat of 3 messages is [")
     assert lost.endswith("in transformers None")
-    assert refused == "a chat of 4 messages is None, in transformers [1, 2]"
+    assert refused == "a chat of 4 messages is None from token 0 on, in transformers [1, 2]"
     without = list(differences(tokenizer, None, ids_of(folder, [])))
-    assert without[0].startswith("a chat of 1 messages is None, in transformers [")
+    assert without[0].startswith("a chat of 1 messages is None from token 0 on, in transformers [")
 
 
 def test_a_tokenizer_that_differs_undoes_the_import(
