@@ -1,6 +1,7 @@
 """The data of a run for the page, as JSON: few enough steps and measurements of its layers."""
 
 import base64
+import collections
 import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -155,7 +156,8 @@ def _last(column: FloatArray) -> float | None:
 
 def _samples(folder: RunFolder) -> Iterator[dict[str, Any]]:
     for one in records.read_samples(folder):
-        yield one.model_dump(include={"step", "prompt", "text"}) | {"kind": one.kind}
+        said = one.model_dump(include={"step", "prompt", "text"})
+        yield said | {"kind": one.kind, "item": one.prompt}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,12 +165,14 @@ def _shown_completions(step: int, path: Path, _: int) -> list[dict[str, Any]]:
     """Return the best and the worst completion of some held-out prompts in a validation's file, as
     it was at a time, with what the model wrote and saw in turn."""
     shown = []
-    groups = [*rollout_files.by_prompt(rollout_files.read_known(path)).values()]
-    for group in groups[: rollout_files.PROMPTS]:
+    groups = [*rollout_files.by_prompt(rollout_files.read_known(path)).items()]
+    shared = collections.Counter(prompt for (_, prompt), _ in groups)
+    for (place, prompt), group in groups[: rollout_files.PROMPTS]:
+        item = prompt if shared[prompt] == 1 else f"{prompt} (item {place + 1})"
         ordered = sorted(group, key=lambda one: one.verdict.total)
         for kind, one in (("best", ordered[-1]), ("worst", ordered[0])):
             turns = [[turn.wrote, turn.reply] for turn in one.answered_turns]
-            said = {"prompt": one.prompt, "text": one.text, "turns": turns}
+            said = {"item": item, "prompt": prompt, "text": one.text, "turns": turns}
             shown.append({"step": step, "kind": kind, **said})
     return shown
 

@@ -17,7 +17,7 @@ from rungs.reinforcement.policy_learner import reinforcement
 from rungs.reinforcement.policy_update import PolicyBatch, PolicyUpdater, advantages_of_turns
 from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import Completion, RolloutFiles, Turn, read
-from rungs.report.page_data import ShownRun
+from rungs.report.page_data import ShownRun, _shown_completions
 from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.tasks.environment import Environment
@@ -87,6 +87,18 @@ def test_the_page_tells_replies_apart(whole: RunFolder) -> None:
     for one in samples:
         assert "".join(wrote + reply for wrote, reply in one["turns"]) == one["text"]
         assert {reply for _, reply in one["turns"]} <= {"0:", "1:"}
+
+
+def test_the_page_tells_items_with_the_same_prompt_apart(whole: RunFolder, tmp_path: Path) -> None:
+    files = RolloutFiles(tmp_path)
+    one = read(RolloutFiles(whole.rollouts).validation(2))[0]
+    prompts = ["a", "b", "a"]
+    completions = [
+        dataclasses.replace(one, place=place, prompt=prompt) for place, prompt in enumerate(prompts)
+    ]
+    files.write(files.validation(2), completions)
+    items = [shown["item"] for shown in _shown_completions(2, files.validation(2), 0)]
+    assert items == ["a (item 1)"] * 2 + ["b"] * 2 + ["a (item 3)"] * 2
 
 
 def test_log_probs_are_those_of_one_pass_over_the_whole_text(whole: RunFolder) -> None:

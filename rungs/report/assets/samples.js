@@ -8,8 +8,8 @@ const samples = {
   },
 
   matching(run) {
-    const [prompt, kind] = [byId("prompt").value, byId("sample-kind").value];
-    return run.samples.filter((sample) => sample.prompt === prompt && sample.kind === kind);
+    const [item, kind] = [byId("prompt").value, byId("sample-kind").value];
+    return run.samples.filter((sample) => sample.item === item && sample.kind === kind);
   },
 
   steps() {
@@ -26,7 +26,7 @@ const samples = {
   drawChoices() {
     const all = state.runs.flatMap((run) => run.samples);
     byId("samples").hidden = !all.length;
-    for (const [id, key] of [["prompt", "prompt"], ["sample-kind", "kind"]]) {
+    for (const [id, key] of [["prompt", "item"], ["sample-kind", "kind"]]) {
       const [values, chosen] = [[...new Set(all.map((sample) => sample[key]))], byId(id).value];
       byId(id).replaceChildren(
         ...values.map((value) => element("option", { value }, value || "(empty)")));
