@@ -71,25 +71,21 @@ def sides(model: GPT, batch: int) -> list[Callable[[], int]]:
         return batch * NEW_TOKENS
 
     def sample() -> int:
-        return sum(len(one.tokens) for one in sampler.sample(prompts, numbers, request))
+        found = RolloutBatch(sampler, prompts, numbers, request).write()
+        return sum(len(one.tokens) for one in found.values())
 
     def in_turns() -> int:
         ends = tuple(range(0, vocabulary, 8))
-        rows = RolloutBatch(sampler, numbers, request._replace(stop_tokens=ends, has_turns=True))
-        texts: list[list[int]] = [[] for _ in prompts]
-        count = 0
-        while any(len(text) < NEW_TOKENS for text in texts):
-            going = [
-                prompt + text if len(text) < NEW_TOKENS else None
-                for prompt, text in zip(prompts, texts, strict=True)
-            ]
-            counts = [len(text) for text in texts]
-            for text, new in zip(texts, rows.write(going, counts), strict=True):
-                if new:
-                    count += len(new.tokens)
-                    text += new.tokens + [1] * (
-                        new.finished and len(text + new.tokens) < NEW_TOKENS
-                    )
+        settings = request._replace(stop_tokens=ends, has_turns=True)
+        texts = RolloutBatch(sampler, prompts, numbers, settings)
+        room, count, replies = [NEW_TOKENS] * batch, 0, dict[int, list[int]]()
+        while any(room):
+            found = texts.write(replies)
+            for row, new in found.items():
+                count += len(new.tokens)
+                room[row] -= len(new.tokens)
+                room[row] -= room[row] > 0  # the reply
+            replies = {row: [1] for row in found if room[row]}
         return count
 
     return [generate, sample, in_turns]

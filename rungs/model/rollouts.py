@@ -1,13 +1,14 @@
 """Sample texts with their log-probabilities, for reinforcement learning. The caller fixes the
 shapes, so that steps don't recompile. Rows are split over the data axis of the mesh; each device
 has all weights and decodes its rows until they have stopped, without communication before that.
-Texts may be written in turns, with others' tokens in between, which are read then.
+Texts may be written in turns, with others' tokens in between: then each row has a place of its own,
+where it reads a token that is there, or else adds one, until it has to wait for a reply.
 
 Axes as in `decoding.py`, and K for the numbers that seed a row's random key."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from rungs.model.decoding import (
     Decoder,
     DecodingState,
-    LayerCache,
     Prompts,
     Weights,
     pad_left,
@@ -27,8 +27,12 @@ from rungs.model.decoding import (
 from rungs.model.gpt import GPT
 from rungs.model.kernels.cross_entropy import target_losses
 from rungs.model.sampling import Sampling, next_tokens
-from rungs.parallel import collectives
 from rungs.parallel.sharding import DATA, Layout, one_device, process_local_rows, size_along
+
+TOGETHER = 16
+"""Tokens that each row reads at once if it has so many unread ones on average."""
+FEWEST_ROWS = 16
+"""Rows of a device for fewer of which no program is compiled."""
 
 
 class RolloutRequest(NamedTuple):
@@ -48,8 +52,8 @@ class RolloutRequest(NamedTuple):
     rows_per_prompt: int = 1
     """Consecutive rows with the same prompt, which is read once. Divides a device's rows."""
     has_turns: bool = False
-    """Whether texts go on after a stop token, with others' tokens in between: their keys and values
-    are kept, and a call ends as soon as half of the texts have stopped."""
+    """Whether texts go on after a stop token, with others' tokens in between. A call then ends as
+    soon as one text in 16 has stopped."""
 
     @property
     def slots(self) -> int:
@@ -58,7 +62,7 @@ class RolloutRequest(NamedTuple):
 
 
 class Rollout(NamedTuple):
-    """A completion of a prompt."""
+    """A completion of a prompt, or a turn of it."""
 
     tokens: list[int]
     """Token ids, including a stop token, if any."""
@@ -68,44 +72,18 @@ class Rollout(NamedTuple):
     """Whether the last token is a stop token."""
 
 
-class Batch(NamedTuple):
-    """Rows of one program call, on their devices."""
-
-    tokens_BS: Array
-    padding_B: Array
-    """Slots of each row without a token: before its tokens; with turns, after them."""
-    unused_B: Array
-    """True for rows without a text, or whose text is over."""
-    numbers_BK: Array
-    generated_B: Array
-    """Tokens of each row that are not of its prompt."""
-
-
-class Turn(NamedTuple):
-    """Texts of which some have stopped; N slots of new tokens."""
-
-    tokens_BN: Array
-    log_probs_BN: Array
-    counts_B: Array
-    stopped_B: Array
-    caches: list[LayerCache]
-
-    @classmethod
-    def begun(cls, new_tokens: int, stopped_B: Array, caches: list[LayerCache]) -> "Turn":
-        """Return a turn in which nothing is written."""
-        rows = len(stopped_B)
-        nothing = jnp.zeros((rows, new_tokens)), jnp.zeros(rows, jnp.int32)
-        log_probs_BN, counts_B = collectives.to_varying(nothing, DATA)
-        return cls(log_probs_BN.astype(jnp.int32), log_probs_BN, counts_B, stopped_B, caches)
-
-
 class SampledBatch(NamedTuple):
-    """Results of a program call; T slots of new tokens."""
+    """Results of a program call; T slots of padded prompts and of what follows."""
 
     tokens_BT: Array
+    ends_B: Array
+    """Slot after each row's last token."""
+    stopped_B: Array
+    """True for rows that get no more tokens."""
+    unread_B: Array
+    """Tokens of each row that are still to read before its last one."""
     log_probs_BT: Array
-    counts_B: Array
-    finished_B: Array
+    """Of the model's tokens; of others undefined."""
 
 
 class RolloutSampler:
@@ -129,26 +107,24 @@ class RolloutSampler:
         replicated = NamedSharding(self._mesh, PartitionSpec())
         self._jit_weights = jax.jit(self._decoder.weights, out_shardings=replicated)
         rows = Layout(self._mesh).rows_spec()
+        self._by_row = NamedSharding(self._mesh, rows)
 
-        def sample(
-            weights: Weights,
-            batch: Batch,
-            caches: list[LayerCache] | None,
-            *,
-            request: RolloutRequest,
-            unread: int,
-        ) -> tuple[SampledBatch, list[LayerCache] | None]:
-            own_rows = functools.partial(self._sample_rows, request, unread)
-            specs = PartitionSpec(), rows, rows
-            sharded = jax.shard_map(own_rows, mesh=self._mesh, in_specs=specs, out_specs=rows)
-            return sharded(weights, batch, caches)
+        def program(method: Callable[..., Any], results: Any, **keys: Any) -> jax.stages.Wrapped:
+            """Return the program in which each device calls a method with its rows."""
 
-        self._jit_sample = jax.jit(
-            sample,
-            static_argnames=("request", "unread"),
-            donate_argnames="caches",
-            out_shardings=(replicated, NamedSharding(self._mesh, rows)),
-        )
+            def of_all_rows(weights: Weights, *arrays: Any, request: RolloutRequest) -> Any:
+                own = functools.partial(method, request)
+                specs = PartitionSpec(), *[rows] * len(arrays)
+                sharded = jax.shard_map(own, mesh=self._mesh, in_specs=specs, out_specs=rows)
+                return sharded(weights, *arrays)
+
+            return jax.jit(of_all_rows, static_argnames="request", out_shardings=results, **keys)
+
+        self.write = program(self._write, replicated)
+        self.begin = program(self._begin, self._by_row)
+        self.keep = program(_some_rows, self._by_row)
+        self.read = program(self._read, self._by_row, donate_argnums=1)
+        self.go_on = program(self._go_on, (replicated, self._by_row), donate_argnums=1)
         self._weights = self._jit_weights(states_of(model))
 
     @property
@@ -156,173 +132,151 @@ class RolloutSampler:
         """Number of sampling devices, which must divide the batch size."""
         return self._mesh.size
 
-    def reads_on(self, request: RolloutRequest) -> bool:
-        """Whether texts with turns are read once: a recurrent state can't go back to the slot after
-        which a text has stopped."""
-        return request.has_turns and "delta_net" not in self._decoder.config.layer_kinds()
-
     def refresh(self, model: GPT) -> None:
         """Replace the weights by those of the same model after an update."""
         del self._weights  # before the new ones need memory
         self._weights = self._jit_weights(states_of(model))
 
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        randomness: Sequence[Sequence[int]],
-        request: RolloutRequest,
-    ) -> list[Rollout]:
-        """Return a text for each prompt, a batch at a time: see `RolloutBatch`."""
-        size = request.batch_size
-        parts = [slice(at, at + size) for at in range(0, len(prompts), size)]
-        batches = [(RolloutBatch(self, randomness[part], request), part) for part in parts]
-        return [one for batch, part in batches for one in batch.write(prompts[part]) if one]
-
-    def check(
-        self, texts: Sequence[Sequence[int]], generated: Sequence[int], request: RolloutRequest
-    ) -> None:
-        """Raise ValueError if texts can't go on."""
-        self._decoder.check(texts)
+    def check(self, prompts: Sequence[Sequence[int]], request: RolloutRequest) -> None:
+        """Raise ValueError unless these can be prompts."""
+        self._decoder.check(prompts)
         room, groups = self._decoder.config.context_length, request.rows_per_prompt
-        for text, count in zip(texts, generated, strict=True):
-            most = min(request.prompt_tokens, room - request.new_tokens + count)
-            if len(text) > most:
-                raise ValueError(f"a prompt has {len(text)} tokens; at most {most} fit")
-        if any(text != texts[row - row % groups] for row, text in enumerate(texts)):
+        most = min(request.prompt_tokens, room - request.new_tokens)
+        longest = max(map(len, prompts))
+        if longest > most:
+            raise ValueError(f"a prompt has {longest} tokens; at most {most} fit")
+        if any(text != prompts[row - row % groups] for row, text in enumerate(prompts)):
             raise ValueError(f"not all {groups} rows of a group have the same prompt")
 
-    def run(
-        self,
-        rows: Sequence[np.ndarray],
-        caches: list[LayerCache] | None,
-        request: RolloutRequest,
-        unread: int,
-    ) -> tuple[SampledBatch, list[LayerCache] | None]:
-        """Start sampling the rows of a `Batch`, and return its results and caches to go on with.
+    def call(
+        self, program: Any, request: RolloutRequest, arrays: Sequence[np.ndarray], *state: Any
+    ) -> Any:
+        """Return what one of the programs starts to compute from all rows of some arrays."""
+        return program(self._weights, *state, *self._placed(arrays), request=request)
 
-        Args:
-            caches: of the turn before; None to read the texts from their beginning.
-            unread: how many tokens at the end of each text are not in the caches."""
-        batch = Batch(*map(self._placed, rows))
-        return self._jit_sample(self._weights, batch, caches, request=request, unread=unread)
-
-    def _placed(self, rows: np.ndarray) -> Array:
-        """Return an array with its leading axis split over the devices."""
-        sharding = NamedSharding(self._mesh, Layout(self._mesh).rows_spec())
-        own = rows[process_local_rows(self._mesh, len(rows))]
+    def _placed(self, arrays: Sequence[np.ndarray]) -> list[Array]:
+        """Return arrays with their leading axis split over the devices."""
+        own = [rows[process_local_rows(self._mesh, len(rows))] for rows in arrays]
+        shapes = [rows.shape for rows in arrays]
         with jax.transfer_guard("allow"):  # JAX calls it implicit with several processes
-            return jax.make_array_from_process_local_data(sharding, own, rows.shape)
+            return jax.make_array_from_process_local_data(self._by_row, own, shapes)
 
-    def _sample_rows(
-        self,
-        request: RolloutRequest,
-        unread: int,
-        weights: Weights,
-        batch: Batch,
-        caches: list[LayerCache] | None,
-    ) -> tuple[SampledBatch, list[LayerCache] | None]:
-        """Return the texts of this device's rows."""
-        first_B, *others = batch.numbers_BK.T
-        keys_B = jax.vmap(jax.random.key)(first_B)
-        for numbers_B in others:
-            keys_B = jax.vmap(jax.random.fold_in)(keys_B, numbers_B)
-        prompts = Prompts(
-            batch.tokens_BS, batch.padding_B, batch.unused_B, keys_B, batch.generated_B
-        )
-        if not self.reads_on(request):
-            return self._write_to_the_end(request, weights, prompts), None
-        return self._write_turn(request, unread, weights, prompts, caches)
-
-    def _write_to_the_end(
-        self, request: RolloutRequest, weights: Weights, prompts: Prompts
-    ) -> SampledBatch:
+    def _write(self, request: RolloutRequest, weights: Weights, *prompts: Array) -> SampledBatch:
         """Return texts that have stopped. All rows have their next token in the same slot."""
-        first, sampling = request.prompt_tokens, _sampling(request)
-        state = self._decoder.initial_state(prompts, request.slots, keep_log_probs=True)
-        if first > 1:
-            state = self._read_prompts(weights, state, first - 1, request.rows_per_prompt)
-        generated_B = jnp.asarray(prompts.generated)
-        limit = request.slots - 1 - generated_B.min()
+        state = self._read_prompts(request, weights, *prompts)
+        limit, sampling = jnp.asarray(request.slots - 1), _sampling(request)
         state = self._decoder.decode(weights, state, limit, sampling=sampling)
-        assert state.log_probs_BT is not None
-        last = self._decoder.config.vocab_size - 1  # replaces UNDEFINED; the loss will be NaN
-        sampled_B, most_B = state.ends_B - first, request.new_tokens - generated_B
-        return SampledBatch(
-            jnp.minimum(state.tokens_BT[:, first:], last),
-            state.log_probs_BT[:, first:],
-            jnp.minimum(sampled_B, most_B),
-            state.stopped_B & (sampled_B <= most_B),
+        return self._sampled(state._replace(stopped_B=jnp.ones_like(state.stopped_B)))
+
+    def _begin(self, request: RolloutRequest, weights: Weights, *prompts: Array) -> DecodingState:
+        """Return a state with a slot for each row, that of the next token to read: the last one of
+        its prompt."""
+        state = self._read_prompts(request, weights, *prompts)
+        slot_B, offset_B = (
+            jnp.full_like(state.padding_B, one) for one in (state.slot, state.sampling_offset)
+        )
+        return state._replace(slot=slot_B, sampling_offset=offset_B)
+
+    def _read(
+        self, _: RolloutRequest, weights: Weights, state: DecodingState, *texts: Array
+    ) -> DecodingState:
+        """Read much that is unread together, but for the last tokens."""
+        rows, slots = state.tokens_BT.shape
+        length = min(TOGETHER, slots)
+        if any(cache.slot_axis is None for cache in state.caches):  # of delta_net
+            return state
+
+        def read(state: DecodingState) -> DecodingState:
+            first_B = jnp.minimum(state.slot, slots - length)
+            places_BS = first_B[:, None] + jnp.arange(length)
+            tokens_BS = jnp.take_along_axis(state.tokens_BT, places_BS, axis=1)
+            _, caches = self._decoder.last_logits(weights, state, tokens_BS, first_B)
+            slot = jnp.minimum(first_B + length, state.ends_B - 1)
+            return state._replace(slot=slot, caches=caches)
+
+        return jax.lax.while_loop(
+            lambda state: _unread_B(state).sum() >= rows * length, read, _with(state, *texts)
         )
 
-    def _write_turn(
-        self,
-        request: RolloutRequest,
-        unread: int,
-        weights: Weights,
-        texts: Prompts,
-        caches: list[LayerCache] | None,
-    ) -> tuple[SampledBatch, list[LayerCache]]:
-        """Return texts of which half have stopped, and their caches. Each row has its tokens from
-        slot 0 on, so those that have stopped wait where they are."""
-        rows, slots = texts.tokens_BS.shape
-        row_B, ends_B = jnp.arange(rows), slots - texts.padding_B
-        most_B, sampling = request.new_tokens - texts.generated, _sampling(request)
-        unpadded = texts._replace(padding_B=jnp.zeros_like(ends_B))
-        state = self._decoder.initial_state(unpadded, slots)
-        if caches is None and request.prompt_tokens > 1:
-            length = request.prompt_tokens - 1
-            state = self._read_prompts(weights, state, length, request.rows_per_prompt)
+    def _go_on(
+        self, request: RolloutRequest, weights: Weights, state: DecodingState, *texts: Array
+    ) -> tuple[SampledBatch, DecodingState]:
+        """Return texts when one in 16 has stopped, and the state."""
+        state = _with(state, *texts)
+        going = (~state.stopped_B).sum()
+        state = jax.lax.while_loop(
+            lambda state: (~state.stopped_B).sum() > going * 15 // 16,
+            functools.partial(self._add_token, request, weights),
+            state,
+        )
+        return self._sampled(state), state
 
-        def is_active_B(turn: Turn) -> Array:
-            return ~turn.stopped_B & (turn.counts_B < most_B)
+    def _add_token(
+        self, request: RolloutRequest, weights: Weights, state: DecodingState
+    ) -> DecodingState:
+        """Read a token of each text, and add the next one if there is none. Texts that have stopped
+        wait before the one that is added after a reply."""
+        row_B, next_B = jnp.arange(len(state.slot)), state.slot + 1
+        adds_B = (next_B == state.ends_B) & ~state.stopped_B
+        waits_B = (next_B == state.ends_B) & state.stopped_B
+        last_B1 = state.tokens_BT[row_B, state.slot][:, None]
+        logits_BV, caches = self._decoder.last_logits(weights, state, last_B1, state.slot)
+        keys_B = jax.vmap(jax.random.fold_in)(state.keys_B, state.slot - state.sampling_offset)
+        tokens_B = next_tokens(_sampling(request), logits_BV, logits_BV > 0, keys_B)
+        log_probs_B = -target_losses(logits_BV / request.temperature, tokens_B)
+        place_B = jnp.where(adds_B, next_B, request.slots)  # beyond: dropped
+        ends_B = state.ends_B + adds_B
+        is_last_B = jnp.isin(tokens_B, jnp.array(request.stop_tokens)) | (ends_B == request.slots)
+        assert state.log_probs_BT is not None
 
-        def add(turn: Turn, tokens_BS: Array) -> Turn:
-            """Add the token after `tokens_BS`, the last ones of each text."""
-            first_B = jnp.maximum(ends_B + turn.counts_B - tokens_BS.shape[1], 0)
-            now = state._replace(caches=turn.caches)
-            logits_BV, read = self._decoder.last_logits(weights, now, tokens_BS, first_B)
-            keys_B = jax.vmap(jax.random.fold_in)(texts.keys_B, texts.generated + turn.counts_B)
-            tokens_B = next_tokens(sampling, logits_BV, logits_BV > 0, keys_B)
-            log_probs_B = -target_losses(logits_BV / request.temperature, tokens_B)
-            active_B = is_active_B(turn)
-            place_B = jnp.where(active_B, turn.counts_B, request.new_tokens)  # beyond: dropped
-            kept_B = jnp.minimum(tokens_B, logits_BV.shape[-1] - 1)  # UNDEFINED; the loss is NaN
-            return Turn(
-                turn.tokens_BN.at[row_B, place_B].set(kept_B, mode="drop"),
-                turn.log_probs_BN.at[row_B, place_B].set(log_probs_B, mode="drop"),
-                turn.counts_B + active_B,
-                turn.stopped_B | active_B & jnp.isin(tokens_B, jnp.array(request.stop_tokens)),
-                read,
-            )
+        def kept(old: Array, new: Array) -> Array:  # with slots, waiting writes the same again
+            return jnp.where(jnp.expand_dims(waits_B, range(1, new.ndim)), old, new)
 
-        def add_next(turn: Turn) -> Turn:
-            return add(turn, turn.tokens_BN[row_B, turn.counts_B - 1][:, None])
-
-        begin = Turn.begun(request.new_tokens, texts.stopped_B, caches or state.caches)
-        places_BS = jnp.maximum(ends_B - unread, 0)[:, None] + jnp.arange(unread)
-        turn = add(begin, jnp.take_along_axis(texts.tokens_BS, places_BS, axis=1))
-        waiting = is_active_B(begin).sum() // 2
-        turn = jax.lax.while_loop(lambda turn: is_active_B(turn).sum() > waiting, add_next, turn)
-        sampled = turn.tokens_BN, turn.log_probs_BN, turn.counts_B
-        return SampledBatch(*sampled, turn.stopped_B & (turn.counts_B > 0)), turn.caches
+        return state._replace(
+            tokens_BT=state.tokens_BT.at[row_B, place_B].set(tokens_B, mode="drop"),
+            log_probs_BT=state.log_probs_BT.at[row_B, place_B].set(log_probs_B, mode="drop"),
+            slot=jnp.where(waits_B, state.slot, next_B),
+            ends_B=ends_B,
+            stopped_B=state.stopped_B | adds_B & is_last_B,
+            caches=[
+                jax.tree.map(kept, old, new) if new.slot_axis is None else new
+                for old, new in zip(state.caches, caches, strict=True)
+            ],
+        )
 
     def _read_prompts(
-        self, weights: Weights, state: DecodingState, length: int, rows_per_prompt: int
+        self, request: RolloutRequest, weights: Weights, *prompts: Array
     ) -> DecodingState:
-        """Return a state whose caches hold the first `length` slots, computed once per prompt."""
+        """Return a state whose caches hold the prompts but for their last tokens, computed once per
+        prompt."""
+        tokens_BS, padding_B, unused_B, numbers_BK = prompts
+        keys_B = jax.vmap(jax.random.key)(numbers_BK[:, 0])
+        for numbers_B in numbers_BK.T[1:]:
+            keys_B = jax.vmap(jax.random.fold_in)(keys_B, numbers_B)
+        padded = Prompts(tokens_BS, padding_B, unused_B, keys_B, 0)
+        state = self._decoder.initial_state(padded, request.slots, keep_log_probs=True)
+        if request.prompt_tokens == 1:
+            return state
 
         def one_of_each(array: Array) -> Array:
-            return array[::rows_per_prompt]
+            return array[:: request.rows_per_prompt]
 
-        prompts = state._replace(
+        different = state._replace(
             tokens_BT=one_of_each(state.tokens_BT),
             padding_B=one_of_each(state.padding_B),
             caches=jax.tree.map(one_of_each, state.caches),
         )
-        tokens = prompts.tokens_BT[:, :length]
-        _, caches = self._decoder.last_logits(weights, prompts, tokens, None)
-        repeat = functools.partial(jnp.repeat, repeats=rows_per_prompt, axis=0)
+        tokens = different.tokens_BT[:, : request.prompt_tokens - 1]
+        _, caches = self._decoder.last_logits(weights, different, tokens, None)
+        repeat = functools.partial(jnp.repeat, repeats=request.rows_per_prompt, axis=0)
         return state._replace(caches=jax.tree.map(repeat, caches))
+
+    def _sampled(self, state: DecodingState) -> SampledBatch:
+        assert state.log_probs_BT is not None
+        last = self._decoder.config.vocab_size - 1  # replaces UNDEFINED; the loss will be NaN
+        tokens_BT = jnp.minimum(state.tokens_BT, last)
+        texts = tokens_BT, state.ends_B, state.stopped_B
+        return SampledBatch(*texts, _unread_B(state), state.log_probs_BT)
 
 
 class RolloutBatch:
@@ -330,80 +284,121 @@ class RolloutBatch:
     use the same ones.
 
     Args:
-        randomness: for each text, the numbers that seed it, such as seed, step, prompt and sample;
-            equally many, below 2³². At most `batch_size` texts."""
+        prompts: token ids, at least one each; at most `batch_size` prompts.
+        randomness: for each prompt, the numbers that seed its text, such as seed, step, prompt and
+            sample; equally many, below 2³².
+
+    Raises:
+        ValueError: a prompt is empty, has a token id that the model doesn't have, or is longer than
+            `prompt_tokens` or, with the new tokens, than the context; or prompts in a group of
+            `rows_per_prompt` differ."""
 
     def __init__(
-        self, sampler: RolloutSampler, randomness: Sequence[Sequence[int]], request: RolloutRequest
+        self,
+        sampler: RolloutSampler,
+        prompts: Sequence[Sequence[int]],
+        randomness: Sequence[Sequence[int]],
+        request: RolloutRequest,
     ) -> None:
+        sampler.check(prompts, request)
         self._sampler, self._request = sampler, request
-        rows_B = np.arange(request.batch_size) % len(randomness)
-        self._numbers_BK = np.array(randomness, np.uint32)[rows_B]
-        self._caches: list[LayerCache] | None = None
-        self._read_B = np.zeros(request.batch_size, np.int32)
-        """Tokens of each row in the caches."""
+        size, own = request.batch_size, len(prompts)
+        rows = [*range(own), *[0] * (size - own)]  # the last ones have no text of their own
+        tokens_BS, padding_B = pad_left([prompts[row] for row in rows], request.prompt_tokens)
+        unused_B, numbers_BK = np.arange(size) >= own, [randomness[row] for row in rows]
+        self._prompts = tokens_BS, padding_B, unused_B, np.array(numbers_BK, np.uint32)
+        ends_B = np.full(size, request.prompt_tokens, np.int32)
+        tokens_BT = np.pad(tokens_BS, ((0, 0), (0, request.new_tokens)))
+        self._rows = _Rows(tokens_BT, ends_B, unused_B, ends_B * 0, ends_B.copy(), np.arange(size))
+        self._state: DecodingState | None = None
 
-    def write(
-        self, texts: Sequence[Sequence[int] | None], generated: Sequence[int] | None = None
-    ) -> list[Rollout | None]:
-        """Return what the model writes after each text: with turns, until half of them have
-        stopped.
+    def write(self, replies: Mapping[int, Sequence[int]] = {}) -> dict[int, Rollout]:
+        """Return what the model has written in the texts that have stopped, or have no room for
+        more: all that go on, with turns at least one in 16 of them.
 
         Args:
-            texts: token ids, at least one each; later ones go on from the earlier. None: is over.
-            generated: how many tokens at the end of each already count as new ones, so that it goes
-                on with the random numbers of its next tokens. Default: none.
+            replies: what follows in texts that have stopped and go on, with room for a token after
+                it. Others are over."""
+        row_of = {text: row for row, text in enumerate(self._rows.text_B.tolist())}
+        for text, reply in replies.items():
+            self._rows.add(row_of[text], reply)
+        if self._state:
+            self._drop_rows(self._state)
+        new: SampledBatch = jax.device_get(self._run())
+        stopped = np.flatnonzero(new.stopped_B & ~self._rows.stopped_B).tolist()
+        fields = SampledBatch._fields[:4]
+        self._rows = self._rows._replace(**{key: np.array(getattr(new, key)) for key in fields})
+        return {int(self._rows.text_B[row]): self._turn(row, new) for row in stopped}
 
-        Raises:
-            ValueError: a text is empty, has a token id that the model doesn't have, or is longer
-                than `prompt_tokens` or, with the new tokens, than the context; or texts in a group
-                of `rows_per_prompt` differ."""
-        going = {row: text for row, text in enumerate(texts) if text is not None}
-        count_of = dict(enumerate(generated or [0] * len(texts)))
-        unread = self._unread(going)
-        request = self._request
-        if any(generated or ()):  # later, prompts are as long as the texts may be
-            request = request._replace(prompt_tokens=request.slots, rows_per_prompt=1)
-        self._sampler.check([*going.values()], [count_of[row] for row in going], request)
-        rows_B = [row if row in going else min(going) for row in range(request.batch_size)]
-        own = [going[row] for row in rows_B]
-        if self._sampler.reads_on(request):
-            tokens_BS, padding_B = _pad_right(own, self._request.slots)
-        else:
-            tokens_BS, padding_B = pad_left(own, request.prompt_tokens)
-        is_over_B = np.array([row not in going for row in range(request.batch_size)])
-        generated_B = np.array([count_of[row] for row in rows_B], np.int32)
-        arrays = tokens_BS, padding_B, is_over_B, self._numbers_BK, generated_B
-        caches, self._caches = self._caches if unread else None, None
-        sampled, self._caches = self._sampler.run(arrays, caches, request, unread or 1)
-        found = [*_read(sampled)]
-        for row, text in going.items():
-            self._read_B[row] = len(text) + len(found[row].tokens) - 1
-        return [found[row] if row in going else None for row in range(len(texts))]
+    def _run(self) -> SampledBatch:
+        """Start to write."""
+        sampler, call, rows = self._sampler, self._sampler.call, self._rows
+        if not self._request.has_turns:
+            return call(sampler.write, self._request, self._prompts)
+        if self._state is None:
+            self._state = call(sampler.begin, self._request, self._prompts)
+        elif rows.unread_B.sum() >= TOGETHER * len(rows.unread_B):
+            self._state = call(sampler.read, self._request, rows[:3], self._state)
+        sampled, self._state = call(sampler.go_on, self._request, rows[:3], self._state)
+        return sampled
 
-    def _unread(self, going: Mapping[int, Sequence[int]]) -> int | None:
-        """Return how many tokens at the end of each text to read, a power of two; None for all.
-        Rows with fewer unread ones read some again."""
-        if self._caches is None:
-            return None
-        most = max(len(text) - self._read_B[row] for row, text in going.items())
-        unread = 1 << (int(most) - 1).bit_length()
-        return unread if unread <= min(map(len, going.values())) else None
+    def _drop_rows(self, state: DecodingState) -> None:
+        """Let rows whose texts are over go, as soon as a quarter of each device's is enough; more
+        sizes than that would take long to compile."""
+        stopped_DB = self._rows.stopped_B.reshape(self._sampler.devices, -1)
+        size = rows = stopped_DB.shape[1]
+        needed = max((~stopped_DB).sum(axis=1).max(), FEWEST_ROWS)
+        while needed <= size // 4:
+            size //= 4
+        if size < rows:
+            own_DB = np.argsort(stopped_DB, axis=1, kind="stable")[:, :size]
+            kept = (own_DB + rows * np.arange(len(own_DB))[:, None]).ravel()
+            own = [own_DB.ravel()]
+            self._state = self._sampler.call(self._sampler.keep, self._request, own, state)
+            self._rows = _Rows(*(array[kept] for array in self._rows))
+
+    def _turn(self, row: int, new: SampledBatch) -> Rollout:
+        """Return what a row's turn has so far."""
+        turn = slice(self._rows.begins_B[row], new.ends_B[row])
+        tokens = new.tokens_BT[row, turn].tolist()
+        is_finished = tokens[-1] in self._request.stop_tokens
+        return Rollout(tokens, np.asarray(new.log_probs_BT[row, turn]), is_finished)
+
+
+class _Rows(NamedTuple):
+    """What the rows of a batch have; the first fields as in `SampledBatch`."""
+
+    tokens_BT: np.ndarray
+    ends_B: np.ndarray
+    stopped_B: np.ndarray
+    unread_B: np.ndarray
+    begins_B: np.ndarray
+    """Slot of the first token of each row's turn."""
+    text_B: np.ndarray
+    """Which text each row has."""
+
+    def add(self, row: int, reply: Sequence[int]) -> None:
+        """Add the tokens of a reply, after which the text goes on."""
+        end = self.ends_B[row] + len(reply)
+        self.tokens_BT[row, self.ends_B[row] : end] = reply
+        self.ends_B[row] = self.begins_B[row] = end
+        self.unread_B[row] += len(reply)
+        self.stopped_B[row] = False
+
+
+def _some_rows(
+    _: RolloutRequest, _weights: Weights, state: DecodingState, rows_B: Array
+) -> DecodingState:
+    return jax.tree.map(lambda array: array[rows_B], state)
+
+
+def _with(state: DecodingState, tokens_BT: Array, ends_B: Array, stopped_B: Array) -> DecodingState:
+    return state._replace(tokens_BT=tokens_BT, ends_B=ends_B, stopped_B=stopped_B)
+
+
+def _unread_B(state: DecodingState) -> Array:
+    return state.ends_B - 1 - state.slot
 
 
 def _sampling(request: RolloutRequest) -> Sampling:
     return Sampling(temperature=request.temperature, stop_tokens=request.stop_tokens)
-
-
-def _pad_right(texts: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return tokens_BS, int32, right-padded with zeros to a length, and padding_B, their number."""
-    tokens_BS = np.zeros((len(texts), length), np.int32)
-    for row, text in zip(tokens_BS, texts, strict=True):
-        row[: len(text)] = text
-    return tokens_BS, np.array([length - len(text) for text in texts], np.int32)
-
-
-def _read(sampled: SampledBatch) -> Iterator[Rollout]:
-    """Yield the rollouts of a batch."""
-    for tokens, log_probs, count, finished in zip(*jax.device_get(sampled), strict=True):
-        yield Rollout(tokens[:count].tolist(), log_probs[:count], bool(finished))

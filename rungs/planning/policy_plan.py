@@ -145,11 +145,7 @@ def _cache_bytes(config: ReinforceRunConfig, update: Forecast) -> int:
     rows = math.ceil((train.sampling_batch_size or train.sequences_per_step) / update.devices)
     is_cpu = update.hardware.name == "cpu"
     dtype = jnp.dtype(jnp.float32) if is_cpu else dtype_of(update.config.train)
-    has_turns = any(task.has_turns for task in train.tasks)
-    # the whole text so far is then read again, with room for all new tokens
-    rereads = has_turns and "delta_net" in model.layer_kinds()
-    slots = config.sequence_length + rereads * train.max_new_tokens
-    make = functools.partial(empty_caches, model, rows, slots, dtype)
+    make = functools.partial(empty_caches, model, rows, config.sequence_length, dtype)
     caches = jax.tree.leaves(jax.eval_shape(make))
     return sum(array.size * array.dtype.itemsize for array in caches)
 

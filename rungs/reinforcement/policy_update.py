@@ -219,20 +219,12 @@ class PolicyUpdater:
             tokens = tokens._replace(old_log_probs=first.log_probs_NS)
         for _ in range(1, train.updates_per_rollout):
             last = self._run(self._later_step, model, optimizer, batch, tokens)
-        return Updated(
-            completions=[
-                dataclasses.replace(completion, advantage=float(advantage))
-                for completion, advantage in zip(completions, advantages_NT[:, 0], strict=True)
-            ],
-            counts_N=counts_N,
-            batch=batch,
-            first=first,
-            last=last,
-            advantages_NS=advantages_NS,
-            reference_log_probs_NS=reference_NS,
-            teacher_log_probs_NS=teacher_NS,
-            seconds=time.perf_counter() - start,
-        )
+        paid = [
+            dataclasses.replace(completion, advantage=float(advantage))
+            for completion, advantage in zip(completions, advantages_NT[:, 0], strict=True)
+        ]
+        beside = reference_NS, teacher_NS, time.perf_counter() - start
+        return Updated(paid, counts_N, batch, first, last, advantages_NS, *beside)
 
     def _log_probs(self, model: GPT | None, batch: PolicyBatch) -> np.ndarray | None:
         """Return the log-probabilities of a batch's targets under a model that isn't trained."""

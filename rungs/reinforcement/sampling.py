@@ -20,7 +20,7 @@ from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig, TaskConfig
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.data.text.tokenizer import Tokenizer
-from rungs.model.rollouts import RolloutBatch, RolloutRequest, RolloutSampler
+from rungs.model.rollouts import Rollout, RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, Turn, read, read_known
 from rungs.reinforcement.turn_format import ReplyTokens, TurnFormat
@@ -136,6 +136,8 @@ class _Rollout:
     log_probs: list[float] = dataclasses.field(default_factory=list)
     turns: list[Turn] = dataclasses.field(default_factory=list)
     episode: Episode | OwnEpisode | None = None
+    unread: list[int] = dataclasses.field(default_factory=list)
+    """Tokens of the reply after which the model goes on."""
     wrote: str = ""
     """Text of the turn."""
     is_cut: bool = False
@@ -156,8 +158,9 @@ class _Rollout:
         self.is_cut |= not is_last and len(self.tokens) + len(turn.reply_tokens) >= room
         self.is_over = is_last or self.is_cut
         if not self.is_over:
-            self.tokens += turn.reply_tokens
-            self.log_probs += [0.0] * len(turn.reply_tokens)
+            self.unread = turn.reply_tokens
+            self.tokens += self.unread
+            self.log_probs += [0.0] * len(self.unread)
 
     def completion(self) -> Completion:
         """Return the completion when it is over."""
@@ -259,18 +262,16 @@ class CompletionSource:
         ]
         rows_per_prompt = math.gcd(samples, self._rows_per_device)
         request = self._request._replace(rows_per_prompt=rows_per_prompt)
-        sampling = answering = 0.0
+        seconds = np.zeros(2)
         try:
             for at in range(0, len(rollouts), request.batch_size):
                 rows = rollouts[at : at + request.batch_size]
-                seconds = self._play_together(rows, numbers, request, should_stop)
-                sampling += seconds.sampling
-                answering += seconds.verifying
+                seconds += self._play_together(rows, numbers, request, should_stop)
         finally:
             for rollout in rollouts:
                 if rollout.episode:
                     rollout.episode.close()
-        return [rollout.completion() for rollout in rollouts], Seconds(sampling, answering)
+        return [rollout.completion() for rollout in rollouts], Seconds(*seconds.tolist())
 
     def _play_together(
         self,
@@ -280,39 +281,35 @@ class CompletionSource:
         should_stop: Callable[[], bool],
     ) -> Seconds:
         """Play the rollouts of a batch to their end."""
+        prompts = [rollout.prompt.tokens for rollout in rollouts]
         randomness = [(*numbers, rollout.place, rollout.sample) for rollout in rollouts]
-        batch, sampling, answering = RolloutBatch(self._sampler, randomness, request), 0.0, 0.0
+        batch = RolloutBatch(self._sampler, prompts, randomness, request)
+        going, sampling, answering = dict[int, _Rollout](), 0.0, 0.0
         while not all(rollout.is_over for rollout in rollouts):
             start = time.perf_counter()
-            ended = self._write(batch, rollouts)
+            found = batch.write({row: rollout.unread for row, rollout in going.items()})
+            ended = [rollouts[row] for row, new in found.items() if self._ends(rollouts[row], new)]
             sampled = time.perf_counter()
             answers = self._answer(ended, numbers, should_stop)
             for rollout, turn in zip(ended, answers, strict=True):
                 limits = self._train.tasks[rollout.prompt.task]
                 rollout.take(turn, limits, self._train.max_new_tokens)
+            going = {row: rollouts[row] for row in found if not rollouts[row].is_over}
             sampling += sampled - start
             answering += time.perf_counter() - sampled
         return Seconds(sampling, answering)
 
-    def _write(self, batch: RolloutBatch, rollouts: Sequence[_Rollout]) -> list[_Rollout]:
-        """Let the model write on, and return the rollouts whose turn has ended."""
-        counts = [len(rollout.tokens) for rollout in rollouts]
-        texts = [None if one.is_over else one.prompt.tokens + one.tokens for one in rollouts]
-        found = batch.write(texts, counts)
-        ended = []
-        for rollout, new in zip(rollouts, found, strict=True):
-            if new is None:
-                continue
-            rollout.tokens += new.tokens
-            rollout.log_probs += [float(number) for number in new.log_probs]
-            tokens, turn_format = rollout.turn_tokens, self._formats[rollout.prompt.task]
-            is_stopped = new.finished and tokens[-1] in self._stops
-            rollout.wrote = turn_format.text(tokens[:-1] if is_stopped else tokens)
-            has_ended = is_stopped or (new.finished and turn_format.ends(rollout.wrote))
-            rollout.is_cut = not has_ended and len(rollout.tokens) == self._train.max_new_tokens
-            if has_ended or rollout.is_cut:
-                ended.append(rollout)
-        return ended
+    def _ends(self, rollout: _Rollout, new: Rollout) -> bool:
+        """Add what the model wrote, and return whether the turn has ended."""
+        rollout.unread = []
+        rollout.tokens += new.tokens
+        rollout.log_probs += new.log_probs.tolist()
+        tokens, turn_format = rollout.turn_tokens, self._formats[rollout.prompt.task]
+        is_stopped = tokens[-1] in self._stops
+        rollout.wrote = turn_format.text(tokens[:-1] if is_stopped else tokens)
+        has_ended = is_stopped or (new.finished and turn_format.ends(rollout.wrote))
+        rollout.is_cut = not has_ended and len(rollout.tokens) == self._train.max_new_tokens
+        return has_ended or rollout.is_cut
 
     def _answer(
         self, rollouts: Sequence[_Rollout], numbers: list[int], should_stop: Callable[[], bool]

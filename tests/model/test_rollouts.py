@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from rungs.model import rollouts
+from rungs.model.decoding import DecodingState
 from rungs.model.generation import Generator, Request
 from rungs.model.gpt import GPT
-from rungs.model.rollouts import Batch, Rollout, RolloutBatch, RolloutRequest, RolloutSampler
+from rungs.model.rollouts import Rollout, RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.model.sampling import Sampling
 from rungs.parallel import sharding
 from rungs.planning.program import collectives
@@ -27,6 +29,20 @@ STOPS = (3, 9)
 PROMPTS = [[5, 1, 30], [7], [3, 9, 3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [5, 1, 30], [2, 2]]
 RANDOMNESS = [(0, 4, row, 1) for row in range(len(PROMPTS))]
 REQUEST = RolloutRequest(8, 12, 24, 1.4, STOPS)
+
+
+def sample(
+    sampler: RolloutSampler,
+    prompts: Sequence[list[int]],
+    randomness: Sequence[Sequence[int]],
+    request: RolloutRequest,
+) -> list[Rollout]:
+    """Return a text for each prompt, a batch at a time."""
+    parts = [
+        slice(at, at + request.batch_size) for at in range(0, len(prompts), request.batch_size)
+    ]
+    batches = [RolloutBatch(sampler, prompts[part], randomness[part], request) for part in parts]
+    return [rollout for batch in batches for rollout in batch.write().values()]
 
 
 def trained_log_probs(
@@ -79,7 +95,7 @@ def test_log_probs_are_those_of_the_trainer_in(name: str) -> None:
 
 
 def assert_trained_log_probs(model: GPT, sampler: RolloutSampler) -> None:
-    rollouts = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    rollouts = sample(sampler, PROMPTS, RANDOMNESS, REQUEST)
     assert len({len(rollout.tokens) for rollout in rollouts}) > 1
     wanted = trained_log_probs(model, PROMPTS, rollouts, REQUEST.temperature)
     assert_log_probs_near([rollout.log_probs for rollout in rollouts], wanted, 1e-4)
@@ -87,9 +103,8 @@ def assert_trained_log_probs(model: GPT, sampler: RolloutSampler) -> None:
 
 @pytest.mark.long
 def test_log_probs_in_bfloat16_are_near_those_of_the_trainer(model: GPT) -> None:
-    rollouts = RolloutSampler(model, compute_dtype=jnp.bfloat16).sample(
-        PROMPTS, RANDOMNESS, REQUEST
-    )
+    sampler = RolloutSampler(model, compute_dtype=jnp.bfloat16)
+    rollouts = sample(sampler, PROMPTS, RANDOMNESS, REQUEST)
     wanted = trained_log_probs(model, PROMPTS, rollouts, REQUEST.temperature)
     found = np.concatenate([rollout.log_probs for rollout in rollouts])
     assert found.dtype == np.float32
@@ -101,7 +116,7 @@ def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: Roll
     sampling = Sampling(temperature=REQUEST.temperature)
     request = Request(REQUEST.new_tokens, sampling, seed=11)
     generated = Generator(model).generate(PROMPTS, request)
-    rollouts = sampler.sample(PROMPTS, [(11, row) for row in range(len(PROMPTS))], REQUEST)
+    rollouts = sample(sampler, PROMPTS, [(11, row) for row in range(len(PROMPTS))], REQUEST)
     for rollout, unstopped in zip(rollouts, generated, strict=True):
         places = [place for place, token in enumerate(unstopped) if token in STOPS]
         assert rollout.tokens == unstopped[: places[0] + 1 if places else None]
@@ -112,13 +127,13 @@ def test_a_text_is_that_of_generate_and_its_stop_token(model: GPT, sampler: Roll
 
 def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
     """Not on its place, on other rows or on the size of the batch."""
-    rollouts = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    rollouts = sample(sampler, PROMPTS, RANDOMNESS, REQUEST)
     order = [4, 2, 0, 1, 5, 3]
-    moved = sampler.sample(
-        [PROMPTS[row] for row in order], [RANDOMNESS[row] for row in order], REQUEST
+    moved = sample(
+        sampler, [PROMPTS[row] for row in order], [RANDOMNESS[row] for row in order], REQUEST
     )
-    in_twos = sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(batch_size=2))
-    alone = sampler.sample(PROMPTS[3:4], RANDOMNESS[3:4], REQUEST)
+    in_twos = sample(sampler, PROMPTS, RANDOMNESS, REQUEST._replace(batch_size=2))
+    alone = sample(sampler, PROMPTS[3:4], RANDOMNESS[3:4], REQUEST)
     for others in ([moved[order.index(row)] for row in range(6)], in_twos):
         assert [other.tokens for other in others] == [rollout.tokens for rollout in rollouts]
         assert_log_probs_near(
@@ -128,52 +143,49 @@ def test_a_text_depends_on_its_numbers_only(sampler: RolloutSampler) -> None:
     assert rollouts[0].tokens != rollouts[4].tokens  # the same prompt, another number
     for place in range(4):
         numbers = [(*row[:place], row[place] + 1, *row[place + 1 :]) for row in RANDOMNESS]
-        others = sampler.sample(PROMPTS, numbers, REQUEST)
+        others = sample(sampler, PROMPTS, numbers, REQUEST)
         assert all(one.tokens != two.tokens for one, two in zip(rollouts, others, strict=True))
 
 
-TURNS = RolloutRequest(8, 12, 40, 1.4, tuple(range(0, 32, 3)), has_turns=True)
-REPLIES = [[4], [8, 8, 8], [2], [], [1, 1], [6]]
+TURNS = RolloutRequest(8, 12, 52, 1.4, tuple(range(0, 32, 3)), has_turns=True)
+REPLIES = [[4], [8] * 17, [2], [], [1, 1], [6]]
 """To each text's turns."""
 TURNS_OF = [3, 3, 4, 9, 3, 1]
 """How many turns each text has."""
 
 
-def play(sampler: RolloutSampler, *, rereads: bool = False) -> list[list[tuple[int, float]]]:
-    """Return the tokens of texts in turns with their log-probabilities, 0 in replies.
-
-    Args:
-        rereads: whether each call reads its texts from the beginning."""
-    batch = RolloutBatch(sampler, RANDOMNESS, TURNS)
-    texts: list[list[tuple[int, float]]] = [[] for _ in PROMPTS]
-    turns = [0] * len(texts)
-    going = [True] * len(texts)
-    while any(going):
-        if rereads:
-            batch = RolloutBatch(sampler, RANDOMNESS, TURNS)
-        tokens = [
-            prompt + [token for token, _ in text] if goes else None
-            for prompt, text, goes in zip(PROMPTS, texts, going, strict=True)
-        ]
-        found = batch.write(tokens, [len(text) for text in texts])
-        for row, new in enumerate(found):
-            if new is not None:
-                texts[row] += zip(new.tokens, new.log_probs.tolist(), strict=True)
-                turns[row] += new.finished
-                has_room = len(texts[row]) + len(REPLIES[row]) < TURNS.new_tokens
-                going[row] = turns[row] < TURNS_OF[row] and has_room
-                if new.finished and going[row]:
-                    texts[row] += [(token, 0.0) for token in REPLIES[row]]
+def play(sampler: RolloutSampler, rows: Sequence[int]) -> list[list[tuple[int, float]]]:
+    """Return the tokens of texts in turns with their log-probabilities, 0 in replies."""
+    batch = RolloutBatch(
+        sampler, [PROMPTS[row] for row in rows], [RANDOMNESS[row] for row in rows], TURNS
+    )
+    texts: list[list[tuple[int, float]]] = [[] for _ in rows]
+    turns, ended, replies = [0] * len(rows), 0, dict[int, list[int]]()
+    while ended < len(rows):
+        found = batch.write(replies)
+        assert found
+        for place, new in found.items():
+            texts[place] += zip(new.tokens, new.log_probs.tolist(), strict=True)
+            turns[place] += 1
+        replies = {
+            place: REPLIES[rows[place]]
+            for place in found
+            if turns[place] < TURNS_OF[rows[place]]
+            and len(texts[place]) + len(REPLIES[rows[place]]) < TURNS.new_tokens
+        }
+        for place, reply in replies.items():
+            texts[place] += [(token, 0.0) for token in reply]
+        ended += len(found) - len(replies)
     return texts
 
 
 def assert_turns_are_those_of_one_pass(model: GPT, sampler: RolloutSampler) -> None:
-    texts = play(sampler)
+    """And a text is the same if it waits for no other one."""
+    texts = play(sampler, range(len(PROMPTS)))
     assert len({len(text) for text in texts}) > 3
-    again = play(sampler, rereads=True)
-    assert [[token for token, _ in text] for text in texts] == [
-        [token for token, _ in text] for text in again
-    ]
+    for row, text in enumerate(texts):
+        [alone] = play(sampler, [row])
+        assert [token for token, _ in alone] == [token for token, _ in text]
     whole = [Rollout([token for token, _ in text], np.empty(0), True) for text in texts]
     wanted = trained_log_probs(model, PROMPTS, whole, TURNS.temperature)
     for text, one_pass in zip(texts, wanted, strict=True):
@@ -181,22 +193,30 @@ def assert_turns_are_those_of_one_pass(model: GPT, sampler: RolloutSampler) -> N
         np.testing.assert_allclose(own[own < 0], one_pass[own < 0], rtol=0, atol=1e-4)
 
 
-def test_texts_with_turns_are_read_once(
+def test_texts_with_turns_are_those_of_one_pass(model: GPT, sampler: RolloutSampler) -> None:
+    assert_turns_are_those_of_one_pass(model, sampler)
+
+
+def test_long_replies_are_read_together(model: GPT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollouts, "TOGETHER", 2)
+    assert_turns_are_those_of_one_pass(model, RolloutSampler(model))
+
+
+def test_rows_whose_texts_are_over_are_dropped(
     model: GPT, sampler: RolloutSampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what is new is read in later turns: with the last token and up to 3 of a reply, 4."""
-    unread = list[int]()
-    run = sampler.run
+    """Of eight, two are left for two texts and more; `play` counts on that each text is found."""
+    monkeypatch.setattr(rollouts, "FEWEST_ROWS", 1)
+    sizes = set[int]()
+    drop = RolloutBatch._drop_rows
 
-    def seen(*given: Any) -> Any:
-        unread.append(given[-1])
-        return run(*given)
+    def seen(self: RolloutBatch, state: DecodingState) -> None:
+        drop(self, state)
+        sizes.add(len(self._rows.text_B))
 
-    monkeypatch.setattr(sampler, "run", seen)
+    monkeypatch.setattr(RolloutBatch, "_drop_rows", seen)
     assert_turns_are_those_of_one_pass(model, sampler)
-    once = unread[: len(unread) // 2]
-    assert once[0] == 1  # prompts have been read but for their last token
-    assert max(once[1:]) == 4
+    assert sizes == {8, 2}
 
 
 @pytest.mark.long
@@ -206,12 +226,20 @@ def test_texts_with_turns_are_those_of_one_pass_in(name: str) -> None:
     assert_turns_are_those_of_one_pass(model, RolloutSampler(model))
 
 
+def test_the_first_turn_is_that_of_a_text_without_turns(sampler: RolloutSampler) -> None:
+    batch, found = RolloutBatch(sampler, PROMPTS, RANDOMNESS, TURNS), dict[int, Rollout]()
+    while len(found) < len(PROMPTS):
+        found |= batch.write()
+    wanted = sample(sampler, PROMPTS, RANDOMNESS, TURNS._replace(has_turns=False))
+    assert_same([found[row] for row in range(len(PROMPTS))], wanted)
+
+
 def test_samples_have_the_frequencies_of_their_log_probs(
     model: GPT, sampler: RolloutSampler
 ) -> None:
     rows, request = 4000, RolloutRequest(4000, 4, 1, 1.3, STOPS)
     numbers = [(0, row) for row in range(rows)]
-    rollouts = sampler.sample([[5, 1, 30]] * rows, numbers, request)
+    rollouts = sample(sampler, [[5, 1, 30]] * rows, numbers, request)
     logits_V = bind_and_jit(GPT.__call__, model)(jnp.array([[5, 1, 30]]))[0, -1]
     wanted = np.asarray(jax.nn.log_softmax(logits_V / 1.3))
     tokens = np.array([rollout.tokens[0] for rollout in rollouts])
@@ -245,14 +273,14 @@ def shifted(model: GPT, by: float) -> GPT:
 
 
 def test_new_weights_and_prompts_compile_nothing(model: GPT, sampler: RolloutSampler) -> None:
-    wanted = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+    wanted = sample(sampler, PROMPTS, RANDOMNESS, REQUEST)
     other, again = shifted(model, 0.1), shifted(model, 0.0)
     with count_compilations() as compiled, jax.transfer_guard("disallow"):
         sampler.refresh(other)
-        moved = sampler.sample(PROMPTS[:4], RANDOMNESS[:4], REQUEST)
-        sampler.sample([[1] * 9] * 17, [RANDOMNESS[0]] * 17, REQUEST)
+        moved = sample(sampler, PROMPTS[:4], RANDOMNESS[:4], REQUEST)
+        sample(sampler, [[1] * 9] * 17, [RANDOMNESS[0]] * 17, REQUEST)
         sampler.refresh(again)
-        found = sampler.sample(PROMPTS, RANDOMNESS, REQUEST)
+        found = sample(sampler, PROMPTS, RANDOMNESS, REQUEST)
     assert not compiled
     for one, expected in zip(found, wanted, strict=True):
         assert one.tokens == expected.tokens
@@ -273,13 +301,13 @@ def test_invalid_requests_raise(
     sampler: RolloutSampler, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        sampler.sample(PROMPTS, RANDOMNESS, REQUEST._replace(**changes))
+        sample(sampler, PROMPTS, RANDOMNESS, REQUEST._replace(**changes))
 
 
 @pytest.mark.parametrize("prompts", [[[]], [[1], []], [[1, 32]], [[-1]]])
 def test_invalid_prompts_raise(sampler: RolloutSampler, prompts: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="a prompt has"):
-        sampler.sample(prompts, RANDOMNESS[: len(prompts)], REQUEST)
+        sample(sampler, prompts, RANDOMNESS[: len(prompts)], REQUEST)
 
 
 def test_without_stop_tokens_the_longest_text_fills_the_context(
@@ -287,7 +315,7 @@ def test_without_stop_tokens_the_longest_text_fills_the_context(
 ) -> None:
     request = RolloutRequest(2, 40, 24, 1.0, ())
     prompt = list(range(20)) * 2
-    rollouts = sampler.sample([prompt, prompt[:5]], RANDOMNESS[:2], request)
+    rollouts = sample(sampler, [prompt, prompt[:5]], RANDOMNESS[:2], request)
     for rollout in rollouts:
         assert (len(rollout.tokens), len(rollout.log_probs)) == (24, 24)
         assert not rollout.finished
@@ -310,7 +338,7 @@ def sampler_on(architecture: str, mode: str, devices: int) -> RolloutSampler:
 def sample_pairs(sampler: RolloutSampler, request: RolloutRequest = MESH_REQUEST) -> list[Rollout]:
     """Sample two texts for each prompt."""
     prompts = [MESH_PROMPTS[number // 2] for number in range(14)]
-    return sampler.sample(prompts, [(2, row) for row in range(14)], request)
+    return sample(sampler, prompts, [(2, row) for row in range(14)], request)
 
 
 def assert_same(found: list[Rollout], wanted: list[Rollout]) -> None:
@@ -340,9 +368,9 @@ def test_rows_of_a_prompt_that_is_read_once_are_the_same(architecture: str) -> N
     sampler = RolloutSampler(varied_model(**ARCHITECTURES[architecture]))
     prompts = [PROMPTS[number // 4] for number in range(20)]
     numbers = [(2, row) for row in range(20)]
-    wanted = sampler.sample(prompts, numbers, REQUEST)
+    wanted = sample(sampler, prompts, numbers, REQUEST)
     for rows in (2, 4):
-        found = sampler.sample(prompts, numbers, REQUEST._replace(rows_per_prompt=rows))
+        found = sample(sampler, prompts, numbers, REQUEST._replace(rows_per_prompt=rows))
         assert_same(found, wanted)
 
 
@@ -350,26 +378,25 @@ def test_devices_read_their_own_prompts_once() -> None:
     sampler, request = sampler_on("llama", "dp", 2), MESH_REQUEST._replace(rows_per_prompt=2)
     assert_same(sample_pairs(sampler, request), sample_pairs(sampler_on("llama", "dp", 1)))
     with pytest.raises(ValueError, match="not all 2 rows of a group have the same prompt"):
-        sampler.sample(MESH_PROMPTS[:2], [(2, 0), (2, 1)], request)
+        sample(sampler, MESH_PROMPTS[:2], [(2, 0), (2, 1)], request)
 
 
 def test_a_prompt_of_one_token_needs_no_reading() -> None:
     sampler = sampler_on("llama", "dp", 1)
     request = MESH_REQUEST._replace(prompt_tokens=1, rows_per_prompt=4)
     prompts, numbers = [[7]] * 8, [(2, row) for row in range(8)]
-    found = sampler.sample(prompts, numbers, request)
-    assert_same(found, sampler.sample(prompts, numbers, MESH_REQUEST))
+    found = sample(sampler, prompts, numbers, request)
+    assert_same(found, sample(sampler, prompts, numbers, MESH_REQUEST))
 
 
 def test_devices_decode_without_waiting_for_each_other() -> None:
     """The loop has no communication; so some rows may stop before those of other devices."""
     sampler = sampler_on("llama", "fsdp", 4)
-    rows = sampler._placed(np.zeros((8, 3), np.int32))
+    [rows] = sampler._placed([np.zeros((8, 3), np.int32)])
     zeros = rows[:, 0]
-    batch = Batch(rows, zeros, zeros > 0, rows.astype(jnp.uint32), zeros)
-    keys: dict[str, Any] = {"request": MESH_REQUEST, "unread": 1}
-    lowered = sampler._jit_sample.lower(sampler._weights, batch, None, **keys)
-    assert lowered.out_info[0].tokens_BT.shape == (8, 5)
+    prompts = rows, zeros, zeros > 0, rows.astype(jnp.uint32)
+    lowered = sampler.write.lower(sampler._weights, *prompts, request=MESH_REQUEST)
+    assert lowered.out_info.tokens_BT.shape == (8, 8)
     kinds = {one.kind for one in collectives(lowered.compile())}
     assert kinds <= {"all-gather"}  # of the results
 
