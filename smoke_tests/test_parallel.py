@@ -18,12 +18,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from rungs.cli.options import DATASETS_DIR_OPTION
 from rungs.common import run_log
-from rungs.config.run_config import load_run
+from rungs.config.run_config import (
+    REINFORCE_FILE,
+    config_files,
+    load_reinforcement_run,
+    load_run,
+)
 from rungs.data.catalog import find_datasets_dir
 from rungs.run.folder import RunFolder, find_run
 
@@ -62,12 +68,15 @@ def main(
     run: str, devices: int, steps: int, sequences: int, tokens: int, datasets_dir: Path | None
 ) -> None:
     """Train the first steps of RUN in every sharding mode, and compare losses, gradients and
-    updates with one device's."""
+    updates with one device's. Of a run of reinforcement learning, whose code it then trusts,
+    sample and update once in dp and fsdp."""
     folder = RunFolder(find_run(run))
-    config = load_run(folder.path)
+    is_policy = config_files(folder.path)[1] == REINFORCE_FILE
+    config: Any = (load_reinforcement_run if is_policy else load_run)(folder.path)
     _restart_with(devices)
     # JAX takes seconds to import, which the process before the restart can spare.
 
+    from rungs.checks import parallel_policy
     from rungs.checks.parallel import ParallelCheck, run_check
     from rungs.checks.short_run import Limits, ShortRun
     from rungs.objectives.table import objective_of
@@ -75,6 +84,8 @@ def main(
 
     run_log.log_to_terminal()
     jax_setup.enable_compilation_cache()
+    if is_policy:
+        sys.exit(0 if parallel_policy.run_check(folder, config, devices, sequences) else 1)
     limits = Limits(steps, min(sequences, config.train.sequences_per_step), tokens)
     datasets, objective = find_datasets_dir(datasets_dir), objective_of(config.train)
     check = ParallelCheck.of(ShortRun.of(folder, config, datasets, limits, objective))

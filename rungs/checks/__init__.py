@@ -11,4 +11,5 @@ checked_model     the model and batch to check
 causality         which tokens an output depends on
 dead_parameters   the gradient of a batch; parameters that receive none
 parallel          does every sharding mode train like one device
+parallel_policy   does reinforcement learning do so, too
 resume            does a killed and resumed run end like an uninterrupted one"""

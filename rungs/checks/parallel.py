@@ -161,7 +161,7 @@ class ParallelCheck(NamedTuple):
 
     def _problems(self, mode: Mode, data: int, last: int) -> list[str]:
         """Return the reasons why a mesh does not fit."""
-        mesh = _mesh(ShardingConfig.of(mode, (data, last)))
+        mesh = mesh_of(ShardingConfig.of(mode, (data, last)))
         lines = Layout(mesh, mode).problems(self.config.model)
         train = self.config.train
         if (count := train.sequences_per_step) % (data * train.sequences_per_example):
@@ -195,7 +195,7 @@ class ParallelCheck(NamedTuple):
         return result._replace(change=self._change(case, gradient or result.gradient))
 
     def _train_steps(self, case: ParallelCase) -> CaseResult:
-        config, mesh = self.config_of(case), _mesh(case.sharding)
+        config, mesh = self.config_of(case), mesh_of(case.sharding)
         model, optimizer = self._create(config, mesh)
 
         def split(array: np.ndarray) -> np.ndarray:
@@ -227,7 +227,7 @@ class ParallelCheck(NamedTuple):
         """Return the change of each trained parameter in two updates with a gradient. A small error
         of the optimizer hardly shows in losses, and gradients that differ by rounding can move a
         parameter in opposite directions."""
-        config, mesh = self.config_of(case), _mesh(case.sharding)
+        config, mesh = self.config_of(case), mesh_of(case.sharding)
         model, optimizer = self._create(config, mesh)
         before = host_copies(model, config.model.vocab_size)
         placed = nnx.state(model, optimizer.wrt)
@@ -244,7 +244,8 @@ class ParallelCheck(NamedTuple):
         return create_model_and_optimizer(config, self.total_steps, mesh, weights)
 
 
-def _mesh(sharding: ShardingConfig) -> Mesh:
+def mesh_of(sharding: ShardingConfig) -> Mesh:
+    """Return a mesh of the first devices."""
     devices = jax.devices()[: math.prod(sharding.sizes)]
     return create_mesh(sharding.sizes, sharding.axes, devices)
 

@@ -122,7 +122,9 @@ class RolloutSampler:
 
         self.write = program(self._write, replicated)
         self.begin = program(self._begin, self._by_row)
-        self.keep = program(_some_rows, self._by_row)
+        self.keep = program(
+            lambda _, __, state, rows_B: jax.tree.map(lambda x: x[rows_B], state), self._by_row
+        )
         self.read = program(self._read, self._by_row, donate_argnums=1)
         self.go_on = program(self._go_on, (replicated, self._by_row), donate_argnums=1)
         self._weights = self._jit_weights(states_of(model))
@@ -172,9 +174,8 @@ class RolloutSampler:
         """Return a state with a slot for each row, that of the next token to read: the last one of
         its prompt."""
         state = self._read_prompts(request, weights, *prompts)
-        slot_B, offset_B = (
-            jnp.full_like(state.padding_B, one) for one in (state.slot, state.sampling_offset)
-        )
+        filled = functools.partial(jnp.full_like, state.padding_B)
+        slot_B, offset_B = map(filled, (state.slot, state.sampling_offset))
         return state._replace(slot=slot_B, sampling_offset=offset_B)
 
     def _read(
@@ -384,12 +385,6 @@ class _Rows(NamedTuple):
         self.ends_B[row] = self.begins_B[row] = end
         self.unread_B[row] += len(reply)
         self.stopped_B[row] = False
-
-
-def _some_rows(
-    _: RolloutRequest, _weights: Weights, state: DecodingState, rows_B: Array
-) -> DecodingState:
-    return jax.tree.map(lambda array: array[rows_B], state)
 
 
 def _with(state: DecodingState, tokens_BT: Array, ends_B: Array, stopped_B: Array) -> DecodingState:

@@ -131,19 +131,8 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
     check_all_agree("configs and tasks", f"{config} {record[:2]}")
     if start.saved is not None:
         check_same_tasks(start.saved.meta.datasets, checksums)
-    return PolicyInputs(
-        config=config,
-        tokenizer=tokenizer,
-        stop_tokens=ends,
-        tasks=tasks,
-        environments=environments,
-        formats=formats,
-        checkups=checkups,
-        reference=reference,
-        teacher=teacher,
-        longest_prompt=longest,
-        record=record,
-    )
+    parts = tokenizer, ends, tasks, environments, formats, checkups
+    return PolicyInputs(config, *parts, reference, teacher, longest, record)
 
 
 def _checked(environment: Environment, task: Task) -> Checkup | None:
@@ -265,12 +254,16 @@ class PolicyLearner:
             raise Interrupted
         _report_failures(step, completions)
         self._latest_step = step
-        samples = self._train.samples_per_prompt
-        tokens = [prompt.tokens for prompt in self.prompts.of_step(step) for _ in range(samples)]
         ahead = self._sampling_ahead(step + 1, is_replay=is_replay)
         with ahead if self._train.staleness and goes_on else nullcontext():
-            updated = self._updater.update(self.model, self.optimizer, tokens, completions)
+            updated = self.update(step, completions)
         return updated, seconds
+
+    def update(self, step: int, completions: list[Completion]) -> policy_update.Updated:
+        """Update the model from completions of a step."""
+        samples = self._train.samples_per_prompt
+        tokens = [prompt.tokens for prompt in self.prompts.of_step(step) for _ in range(samples)]
+        return self._updater.update(self.model, self.optimizer, tokens, completions)
 
     def _completions(
         self, step: int, file: Path, stops: Stops, is_replay: bool
@@ -282,11 +275,12 @@ class PolicyLearner:
             return self._ahead
         if self._train.staleness and step > 0:
             return read(file), Seconds(0.0, 0.0)
-        return self._sample(step, file, stops, is_replay)
+        return self.sample(step, file, stops, is_replay)
 
-    def _sample(
+    def sample(
         self, step: int, file: Path, stops: Stops, is_replay: bool
     ) -> tuple[list[Completion], Seconds]:
+        """Return the completions of a step; arguments as for `CompletionSource.complete`."""
         prompts, samples = self.prompts.of_step(step), self._train.samples_per_prompt
         return self._source.complete(step, prompts, samples, file, stops.here, is_replay=is_replay)
 
@@ -295,7 +289,7 @@ class PolicyLearner:
         """Sample the completions of the next step meanwhile, after the last one for --extend."""
         self._ahead, file = None, self._files.step(step)
         with ThreadPoolExecutor(1) as pool:
-            ahead = pool.submit(self._sample, step, file, NEVER, is_replay)
+            ahead = pool.submit(self.sample, step, file, NEVER, is_replay)
             yield
         self._ahead = ahead.result()
         if not is_replay:

@@ -290,8 +290,7 @@ class CompletionSource:
             found = batch.write({row: rollout.unread for row, rollout in going.items()})
             ended = [rollouts[row] for row, new in found.items() if self._ends(rollouts[row], new)]
             sampled = time.perf_counter()
-            answers = self._answer(ended, numbers, should_stop)
-            for rollout, turn in zip(ended, answers, strict=True):
+            for rollout, turn in zip(ended, self._answer(ended, numbers, should_stop), strict=True):
                 limits = self._train.tasks[rollout.prompt.task]
                 rollout.take(turn, limits, self._train.max_new_tokens)
             going = {row: rollouts[row] for row in found if not rollouts[row].is_over}
