@@ -154,11 +154,14 @@ TURNS_OF = [3, 3, 4, 9, 3, 1]
 """How many turns each text has."""
 
 
-def play(sampler: RolloutSampler, rows: Sequence[int]) -> list[list[tuple[int, float]]]:
+def play(
+    sampler: RolloutSampler, rows: Sequence[int], stops: tuple[int, ...] = TURNS.stop_tokens
+) -> list[list[tuple[int, float]]]:
     """Return the tokens of texts in turns with their log-probabilities, 0 in replies."""
-    batch = RolloutBatch(
-        sampler, [PROMPTS[row] for row in rows], [RANDOMNESS[row] for row in rows], TURNS
-    )
+    prompts, numbers = [PROMPTS[row % 6] for row in rows], [(0, 4, row, 1) for row in rows]
+    size = max(len(rows), TURNS.batch_size)
+    request = TURNS._replace(batch_size=size, stop_tokens=stops)
+    batch = RolloutBatch(sampler, prompts, numbers, request)
     texts: list[list[tuple[int, float]]] = [[] for _ in rows]
     turns, ended, replies = [0] * len(rows), 0, dict[int, list[int]]()
     while ended < len(rows):
@@ -168,10 +171,10 @@ def play(sampler: RolloutSampler, rows: Sequence[int]) -> list[list[tuple[int, f
             texts[place] += zip(new.tokens, new.log_probs.tolist(), strict=True)
             turns[place] += 1
         replies = {
-            place: REPLIES[rows[place]]
+            place: REPLIES[rows[place] % 6]
             for place in found
-            if turns[place] < TURNS_OF[rows[place]]
-            and len(texts[place]) + len(REPLIES[rows[place]]) < TURNS.new_tokens
+            if turns[place] < TURNS_OF[rows[place] % 6]
+            and len(texts[place]) + len(REPLIES[rows[place] % 6]) < TURNS.new_tokens
         }
         for place, reply in replies.items():
             texts[place] += [(token, 0.0) for token in reply]
@@ -179,15 +182,22 @@ def play(sampler: RolloutSampler, rows: Sequence[int]) -> list[list[tuple[int, f
     return texts
 
 
-def assert_turns_are_those_of_one_pass(model: GPT, sampler: RolloutSampler) -> None:
-    """And a text is the same if it waits for no other one."""
-    texts = play(sampler, range(len(PROMPTS)))
+def assert_turns_are_those_of_one_pass(
+    model: GPT,
+    sampler: RolloutSampler,
+    count: int = len(PROMPTS),
+    stops: tuple[int, ...] = TURNS.stop_tokens,
+) -> None:
+    """And a text is the same if it waits for no other one. Only of more than 16, of which few stop,
+    some wait."""
+    texts = play(sampler, range(count), stops)
     assert len({len(text) for text in texts}) > 3
-    for row, text in enumerate(texts):
-        [alone] = play(sampler, [row])
+    for row, text in enumerate(texts[: len(PROMPTS)]):
+        [alone] = play(sampler, [row], stops)
         assert [token for token, _ in alone] == [token for token, _ in text]
     whole = [Rollout([token for token, _ in text], np.empty(0), True) for text in texts]
-    wanted = trained_log_probs(model, PROMPTS, whole, TURNS.temperature)
+    prompts = [PROMPTS[row % 6] for row in range(count)]
+    wanted = trained_log_probs(model, prompts, whole, TURNS.temperature)
     for text, one_pass in zip(texts, wanted, strict=True):
         own = np.array([log_prob for _, log_prob in text])
         np.testing.assert_allclose(own[own < 0], one_pass[own < 0], rtol=0, atol=1e-4)
@@ -223,7 +233,7 @@ def test_rows_whose_texts_are_over_are_dropped(
 @pytest.mark.parametrize("name", ["experts", "recipe", "hybrid", "latent"])
 def test_texts_with_turns_are_those_of_one_pass_in(name: str) -> None:
     model = varied_model(**ARCHITECTURES[name])
-    assert_turns_are_those_of_one_pass(model, RolloutSampler(model))
+    assert_turns_are_those_of_one_pass(model, RolloutSampler(model), 48, STOPS)
 
 
 def test_the_first_turn_is_that_of_a_text_without_turns(sampler: RolloutSampler) -> None:
