@@ -37,9 +37,8 @@ def run_check(run: RunFolder, config: ReinforceRunConfig, devices: int, sequence
     changes = _CHANGES | {"prompts_per_step": prompts, "microbatch_size": prompts * samples}
     short = config._replace(train=config.train.model_copy(update=changes))
     print(
-        f"{run.path}: the first step with {prompts * samples:,} completions, in float32 on virtual"
-        " CPU devices.\nA row: texts that differ from one device's, the largest difference of their"
-        " log-probabilities,\nand the relative difference of the gradient of the same texts.\n"
+        f"{run.path}: {prompts * samples:,} completions of the first step. A row: texts that\n"
+        "differ from one device's, by how much log-probabilities do, and the gradient of the same\n"
     )
     meshes, _ = parallel.ParallelCheck(training_equivalent(short), [], 0, None).meshes(devices)
     one, *others = (ShardingConfig.of(m[0], m[1:]) for m in meshes if m[0] in ("dp", "fsdp"))
@@ -56,7 +55,6 @@ class _FirstStep(NamedTuple):
     files: RolloutFiles
 
     def checks(self, one: ShardingConfig, others: Sequence[ShardingConfig]) -> Iterator[Check]:
-        """Yield the comparison of each mesh with one device."""
         texts, change = self.taken(one)
         self.files.write(self.files.step(0), texts)
         for sharding in others:
