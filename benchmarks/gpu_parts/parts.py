@@ -39,6 +39,7 @@ _PARTS = [
     _part("step", "GPT-2's step, beside PyTorch with the largest microbatch that fits", 150, 40),
     _part("microbatches", "GPT-2's step, microbatches of 8, 32 and 96", 130, 20),
     _part("profile", "where the time of that step goes", 60, 10),
+    _part("attention", "attention by each kernel, by shape", 90, 5),
     _part("llama", "the step of a Llama of 1.1B parameters", 60, 10),
     _part("llama_float8", "that step in FP8", 60, 20),
     _part("generation", "1, 8 and 64 texts, beside transformers", 120, 20),

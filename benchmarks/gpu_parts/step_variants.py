@@ -26,6 +26,10 @@ VARIANTS: dict[str, Changes] = {
     "remat none": {"remat": "none"},
     "remat dots": {"remat": "dots"},
     "remat full": {"remat": "full"},
+    **{
+        f"attention: {kernel}": {"attention_kernel": kernel}
+        for kernel in ("cudnn", "mosaic", "triton", "blockwise")
+    },
     "Q, K and V merged": {"xla_gpu_dot_merger_threshold_mb": 32},
     "no Triton matmuls": {"xla_gpu_enable_triton_gemm": False},
     "cublasLt": {"xla_gpu_enable_cublaslt": True},
@@ -81,6 +85,7 @@ def config_of(changes: Changes, setting: Setting, checkout: Path = ROOT) -> RunC
     if setting.rehearse:
         model |= TINY
         train["microbatch_size"] = max(train["microbatch_size"] // 8, 1)
+        train["attention_kernel"] = "auto"  # a CPU has none of the others
     train["sharding"] = {"mode": "dp", "data": 1}
     texts = {MODEL_FILE: json.dumps(model), TRAIN_FILE: json.dumps(train)}
     checked = check_texts(COMMITTED, texts)

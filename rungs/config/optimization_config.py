@@ -17,6 +17,8 @@ BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 Remat = Literal["none", "activations", "dots", "full"]
 RematOrAuto = Literal[Remat, "auto"]
+AttentionKernel = Literal["cudnn", "splash", "triton", "mosaic", "blockwise"]
+AttentionKernelOrAuto = Literal[AttentionKernel, "auto"]
 ComputeDtype = Literal["float32", "bfloat16", "float16"]
 ComputeDtypeOrAuto = Literal[ComputeDtype, "auto"]
 
@@ -185,6 +187,11 @@ class OptimizationConfig(base.Config):
     dynamic loss scaling. auto: the fastest safe dtype of the device on which the run starts:
     bfloat16 if it is faster there, float16 on GPUs without bfloat16, otherwise
     float32. Checkpoints record the choice, and resuming keeps it."""
+    attention_kernel: AttentionKernelOrAuto = "auto"
+    """What computes attention over full sequences without dropout. Results differ by rounding.
+    auto: the fastest that is tested on the device and has what the model needs. mosaic: tokamax's
+    kernels for NVIDIA's Hopper and Blackwell (Python 3.12 or later), compiled but not yet run on
+    one. cudnn, triton, splash (TPU) or blockwise, by XLA: that one, to compare."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     """Seed of the initial weights, dropout, shuffling and random windows."""
     deterministic: base.MayChange[bool] = False

@@ -3,17 +3,25 @@
 import dataclasses
 import functools
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from rungs.common.errors import UserError
+from rungs.config.base import AUTO
 from rungs.config.model_config import LayerKind, ModelConfig
+from rungs.config.optimization_config import (
+    AttentionKernel,
+    AttentionKernelOrAuto,
+    OptimizationConfig,
+)
 from rungs.model.kernels import (
     blockwise_attention,
     cudnn_attention,
+    mosaic_attention,
     splash_attention,
     triton_attention,
 )
@@ -33,6 +41,23 @@ from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
 from rungs.parallel.sharding import CONTEXT, TENSOR
 
+KERNELS: dict[AttentionKernel, ModuleType] = {
+    "cudnn": cudnn_attention,
+    "splash": splash_attention,
+    "triton": triton_attention,
+    "mosaic": mosaic_attention,
+    "blockwise": blockwise_attention,
+}
+_FASTEST: tuple[AttentionKernel, ...] = "cudnn", "splash", "triton", "blockwise"
+"""What "auto" chooses from, the fastest first. The last one runs everywhere."""
+_NEEDS: dict[AttentionKernel, str] = {
+    "cudnn": "an NVIDIA GPU of compute capability 8.0 or more, 16 bits, heads of at most 128"
+    " elements in multiples of 8, and no soft cap, separate documents or sinks",
+    "splash": "a TPU, causal attention, and bfloat16 or float32",
+    "triton": "an NVIDIA GPU of compute capability 8.0 or more, causal attention, and heads of at"
+    " most 256 elements",
+    "mosaic": mosaic_attention.NEEDS,
+}
 GATE_KEY = 0x6A
 """Folded into a layer's key for the gate of its output."""
 
@@ -242,24 +267,55 @@ def from_heads_to_tokens(y_BSNH: Array) -> Array:
 
 
 def causal_kernel(query_BSNH: Array, scoring: Scoring) -> ModuleType:
-    """Return `fastest_kernel`, but in plans for another device `blockwise_attention`, which keeps
-    as much for the backward pass."""
+    """Return the module with the fastest `causal_attention` for these queries on the target device,
+    or the one that `scoring` names; but in plans for another device `blockwise_attention`, which
+    keeps as much for the backward pass. Raises UserError if the named one can't."""
     if not target_device.is_compiled():
         return blockwise_attention
-    extras = scoring.soft_cap, scoring.starts_BS, scoring.sink_N
-    kernel = fastest_kernel(query_BSNH, all(extra is None for extra in extras))
-    fits = scoring.is_causal or kernel is cudnn_attention  # the other kernels are only causal
-    return kernel if fits else blockwise_attention
+    if scoring.kernel != AUTO:
+        return _named_kernel(scoring.kernel, query_BSNH, scoring)
+    return next(KERNELS[name] for name in _FASTEST if _can(name, query_BSNH, scoring))
 
 
-def fastest_kernel(query_BSNH: Array | jax.ShapeDtypeStruct, is_plain: bool) -> ModuleType:
-    """Return the module with the fastest `causal_attention` for these queries on the target device;
-    `blockwise_attention` runs everywhere. `is_plain`: without soft cap, documents and sinks, which
-    JAX's cuDNN interface lacks."""
-    if is_plain and cudnn_attention.supports(query_BSNH):
-        return cudnn_attention
-    kernels = splash_attention, triton_attention
-    return next((it for it in kernels if it.supports(query_BSNH)), blockwise_attention)
+def check_kernel(config: ModelConfig, train: OptimizationConfig, dtype: jnp.dtype) -> None:
+    """Raise UserError if the target device or the model can't have a run's `attention_kernel`."""
+    if train.attention_kernel == AUTO or not config.n_layers:
+        return
+    query = jax.ShapeDtypeStruct((1, 1, config.n_heads, config.query_width), dtype)
+    scoring = _scoring(config, "global", kernel=train.attention_kernel)
+    extra: Any = query
+    is_separate = getattr(train, "documents", None) == "separate"
+    scoring = dataclasses.replace(
+        scoring,
+        starts_BS=extra if is_separate else None,
+        sink_N=extra if config.attention_sinks else None,
+    )
+    _named_kernel(train.attention_kernel, query, scoring)
+
+
+def _named_kernel(
+    name: AttentionKernel, query_BSNH: Array | jax.ShapeDtypeStruct, scoring: Scoring
+) -> ModuleType:
+    if _can(name, query_BSNH, scoring):
+        return KERNELS[name]
+    raise UserError(
+        f'train.json: attention_kernel: "{name}" can\'t be used here: it needs {_NEEDS[name]};'
+        " remove it"
+    )
+
+
+def _can(name: AttentionKernel, query_BSNH: Array | jax.ShapeDtypeStruct, scoring: Scoring) -> bool:
+    """Return whether a kernel has what `scoring` asks for, and the target device runs it for these
+    queries."""
+    if name == "blockwise":
+        return True
+    lacks = {
+        "cudnn": (scoring.soft_cap, scoring.starts_BS, scoring.sink_N),
+        "mosaic": (scoring.sink_N,),
+    }
+    has_all = all(extra is None for extra in lacks.get(name, ()))
+    is_supported: bool = KERNELS[name].supports(query_BSNH)
+    return has_all and is_supported and (scoring.is_causal or name == "cudnn")
 
 
 def plain_attention(
@@ -326,22 +382,30 @@ def causal_mask(length: int, window: int | None = None) -> Array:
     return Scoring(1.0, window).mask(length)
 
 
-def _scoring(config: ModelConfig, kind: LayerKind, starts_BS: Array | None = None) -> Scoring:
+def _scoring(
+    config: ModelConfig,
+    kind: LayerKind,
+    starts_BS: Array | None = None,
+    kernel: AttentionKernelOrAuto = AUTO,
+) -> Scoring:
     window = config.sliding_window if kind == "sliding" else None
     scale, is_causal = config.attention_scale, not config.bidirectional
-    return Scoring(scale, window, config.attention_soft_cap, starts_BS, is_causal)
+    return Scoring(scale, window, config.attention_soft_cap, starts_BS, is_causal, kernel=kernel)
 
 
 def sequence_contexts(
-    config: ModelConfig, length: int, starts_BS: Array | None = None
+    config: ModelConfig,
+    length: int,
+    starts_BS: Array | None = None,
+    kernel: AttentionKernelOrAuto = AUTO,
 ) -> dict[LayerKind, AttentionContext]:
     """Return the context of each layer kind for full sequences, of which this device has `length`
-    tokens; `starts_BS` is as for `GPT.forward`."""
+    tokens; `starts_BS` is as for `GPT.forward`, `kernel` as for `Scoring`."""
     positions = own_positions(length, starts_BS)
     starts_BT = None if starts_BS is None else collectives.all_gather(starts_BS, CONTEXT, joined=1)
     return {
         kind: AttentionContext(
-            _scoring(config, kind, starts_BT), rotary_for(config, kind, positions)
+            _scoring(config, kind, starts_BT, kernel), rotary_for(config, kind, positions)
         )
         for kind in dict.fromkeys(config.repeated_kinds)
     }

@@ -14,8 +14,9 @@ from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
 
+from rungs.config.base import AUTO
 from rungs.config.model_config import LayerKind, ModelConfig
-from rungs.config.optimization_config import Remat
+from rungs.config.optimization_config import AttentionKernelOrAuto, Remat
 from rungs.model.attention import (
     AttentionContext,
     Cache,
@@ -51,6 +52,8 @@ class Compute(NamedTuple):
     """All-gathers the weights of one layer; the backward pass gathers them again."""
     logits_dtype: DTypeLike = jnp.float32
     """Dtype of the head's logits in `GPT.summed_loss`."""
+    attention_kernel: AttentionKernelOrAuto = AUTO
+    """What computes attention over full sequences."""
 
 
 class Passed(NamedTuple):
@@ -264,7 +267,8 @@ def run_blocks(
         x_BSD; what `observe` keeps, stacked over layers; the routing of all layers."""
     if blocks is None:
         return x_BSD, None, None
-    contexts = with_embedding(config, sequence_contexts(config, x_BSD.shape[-2], starts_BS), x_BSD)
+    contexts = sequence_contexts(config, x_BSD.shape[-2], starts_BS, compute.attention_kernel)
+    contexts = with_embedding(config, contexts, x_BSD)
     dense, kinds = config.n_dense_layers, config.repeated_kinds
     kinds = tuple(kinds[(dense + place) % len(kinds)] for place in range(len(kinds)))
     length, value_places = len(kinds), [n for n in config.value_layers if n < len(kinds)]

@@ -19,6 +19,7 @@ from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import dataset_folder
 from rungs.data.tokens.dataset import TRAIN, Dataset, split_file
 from rungs.data.tokens.loader import TrainingData
+from rungs.model.attention import check_kernel
 from rungs.model.kernels import float8
 from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.parallel import target_device
@@ -291,6 +292,7 @@ def _check_divisibility(run: RunFolder, config: RunConfig, layout: Layout) -> No
         if lines:
             raise errors.UserError("\n".join(lines))
         float8.check_device(config.train)
+        check_kernel(config.model, config.train, dtype_of(config.train))
 
 
 def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> Tokens:

@@ -31,7 +31,7 @@ OTHER = "not in the program"
 """What ran on the device without being an instruction of the program."""
 SHARED = "of several parts"
 """Kernels that instructions of different parts share."""
-_MATMULS = re.compile("__cublas|__cudnn|__gpu\\$xla.gpu.triton|tpu_custom_call")
+_MATMULS = re.compile("__cublas|__cudnn|__gpu\\$xla.gpu.triton|mosaic_gpu|tpu_custom_call")
 """Targets of custom calls that are matmuls, attention or handwritten kernels."""
 _MOVES = (
     *("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "copy", "reshape"),

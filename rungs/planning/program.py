@@ -31,6 +31,7 @@ _UNCOUNTED_FUSIONS = re.compile("AllReduceScatterFusion|AsyncCollectiveStart")
 _MAKERS = {
     "__cudnn$fmha": "cuDNN",
     "__gpu$xla.gpu.triton": "Pallas for Triton",
+    "mosaic_gpu": "Pallas for Mosaic GPU",
     "tpu_custom_call": "Pallas for Mosaic",
 }
 """Origin of a kernel by the prefix of its custom call's target."""

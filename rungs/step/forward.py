@@ -28,7 +28,8 @@ def compute_of(train: OptimizationConfig, model: GPT, gatherer: WeightGatherer) 
     model's sharded weights."""
     remat, unroll = layer_loop(train, model.config)
     logits_dtype = train.logits_dtype if isinstance(train, TrainConfig) else "float32"
-    return Compute(dtype_of(train), remat, unroll, gatherer.gather_layer, logits_dtype)
+    gather, kernel = gatherer.gather_layer, train.attention_kernel
+    return Compute(dtype_of(train), remat, unroll, gather, logits_dtype, kernel)
 
 
 def on_mesh(

@@ -25,10 +25,11 @@ from rungs.config.run_config import MODEL_FILE, AnyRunConfig, errors_in_files_of
 from rungs.evaluation.prompt_samples import check_sample_prompts
 from rungs.integrations import tracking_feed
 from rungs.integrations.trackers import check_trackers
+from rungs.model.attention import check_kernel
 from rungs.model.gpt import GPT
 from rungs.model.kernels import float8
 from rungs.model.remat import LayerLoop, layer_loop
-from rungs.optim.precision import resolve_compute_dtype
+from rungs.optim.precision import dtype_of, resolve_compute_dtype
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import devices, gpu_settings, jax_setup, processes
 from rungs.run import layer_record, metrics, records
@@ -285,6 +286,7 @@ def create_mesh(start: Start) -> Mesh:
         mesh = devices.create_run_mesh(config.train, config.model, recorded)
     with errors_in_files_of(start.run.path):
         float8.check_device(config.train)
+        check_kernel(config.model, config.train, dtype_of(config.train))
     jax_setup.settle(mesh.devices.flat[0].platform)
     processes.connect(mesh)
     if saved and processes.is_first_process():

@@ -7,6 +7,7 @@ float8               matmul of activations with weights in FP8
 gated_delta          the gated delta rule, by chunks or token by token
 grouped_matmul       matmul of each row with its group's matrix, on NVIDIA GPUs
 matmul               matmul with weights whose backward pass stays in the compute dtype
+mosaic_attention     causal attention by tokamax's Pallas kernels, on Hopper and Blackwell GPUs
 norms                the arithmetic of layer norm and RMS norm; their own derivative on GPUs
 splash_attention     causal attention by JAX's Pallas kernels, on TPUs
 stored_matrix        matrices in the forms used by generation: 16 bits, int8

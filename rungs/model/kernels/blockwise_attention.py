@@ -18,6 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from rungs.config.base import AUTO
+from rungs.config.optimization_config import AttentionKernelOrAuto
 from rungs.model.kernels.matmul import sum_over_last_axis, transpose_in_memory
 from rungs.model.remat import checkpoint_marked, save_for_backward
 from rungs.parallel import collectives, target_device
@@ -33,7 +35,7 @@ MASKED_SCORE = -1e30
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["starts_BS", "sink_N"],
-    meta_fields=["scale", "window", "soft_cap", "is_causal"],
+    meta_fields=["scale", "window", "soft_cap", "is_causal", "kernel"],
 )
 @dataclasses.dataclass(frozen=True)
 class Scoring:
@@ -52,6 +54,8 @@ class Scoring:
     sink_N: Array | None = None
     """For each query head, the score of a sink: it takes a share of the attention weights, and has
     no value (GPT-OSS, arXiv 2508.10925, section 2.2). None for no sinks."""
+    kernel: AttentionKernelOrAuto = AUTO
+    """What computes it; see `attention.causal_kernel`."""
 
     @property
     def of_scores(self) -> tuple[float, float | None, Array | None]:
