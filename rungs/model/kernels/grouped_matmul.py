@@ -2,7 +2,8 @@
 
 On NVIDIA GPUs XLA turns `jax.lax.ragged_dot` into one matmul of all rows with all matrices, with
 the other groups' rows zeroed: the work and memory of every row in every group. These Pallas kernels
-multiply each row with its own matrix only.
+multiply each row with its own matrix only. They stay as long as JAX has its Triton backend,
+deprecated since 0.11: tokamax's grouped matmul has no backward pass on compute capability 8.
 
 Axes: M rows, E groups, I inputs, O outputs, T tiles: rows of one group that a program computes."""
 

@@ -7,9 +7,9 @@ from the log-sum-exp: one for the gradient of queries, one for keys and values (
 or document are skipped.
 
 They cover what cuDNN, or JAX's interface to it, lacks: soft caps, heads of more than 128 elements,
-float32, and separate documents. `jax.experimental.pallas.ops.gpu.attention` has neither soft caps
-nor windows, and tokamax (0.1) no gradient of a soft cap. Neither declares along which mesh axes its
-results vary, as `jax.shard_map` requires.
+float32, and separate documents. JAX deprecates this Triton backend since 0.11. On compute
+capability 8 they stay as long as JAX has it, as nothing else has a backward pass there; on 9 and 10
+until a GPU shows that `mosaic_attention` is right and not slower.
 
 Axes as in `gpt.py`, and
     Q queries of a tile, T keys of a tile, G query heads that share a key head.
