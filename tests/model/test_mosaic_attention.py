@@ -116,7 +116,7 @@ def test_a_step_compiles_with_a_kernel_forward_and_two_backward(device: str, hea
         attention_kernel="mosaic",
         documents="separate",
         remat="dots",
-        sharding={"mode": "dp", "data": 2},
+        sharding={"mode": "dp", "data": 1},
     )
     compiled_step.prepare()
     found = compiled_step.compile_apart(RunConfig(model, train), device_by_name(device)).result

@@ -21,7 +21,7 @@ from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
 
 NEEDS = (
-    "the extra cuda on Python 3.12 or later, an NVIDIA GPU of compute capability 9 (heads of at"
+    "the extra cuda on Python 3.12 or later, a single NVIDIA GPU of compute capability 9 (heads of at"
     " most 256 elements) or 10 (128), causal attention in bfloat16 or float16, and no sinks"
 )
 MAX_HEAD_SIZE = {"9": 256, "10": 128}
@@ -79,9 +79,14 @@ class _Kernels(NamedTuple):
 
 
 def supports(query_BSNH: Array | jax.ShapeDtypeStruct) -> bool:
-    """Return whether tokamax is installed, and the target device runs it for such queries."""
+    """Return whether tokamax is installed, and the target device runs it for such queries. Inputs
+    that vary along a mesh axis are refused by JAX: "mpmd_map does not support Refs with varying
+    manual axis types"."""
+    manual_axes = jax.sharding.get_abstract_mesh().manual_axes
     is_supported = query_BSNH.dtype in (jnp.bfloat16, jnp.float16)
     fits = query_BSNH.shape[-1] <= MAX_HEAD_SIZE.get(_major(), 0)
+    if collectives.axis_size(*manual_axes) > 1:
+        return False
     return is_supported and fits and importlib.util.find_spec("tokamax") is not None
 
 
