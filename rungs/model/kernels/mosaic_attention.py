@@ -21,8 +21,8 @@ from rungs.model.remat import save_for_backward
 from rungs.parallel import collectives, target_device
 
 NEEDS = (
-    "the extra cuda on Python 3.12 or later, a single NVIDIA GPU of compute capability 9 (heads of at"
-    " most 256 elements) or 10 (128), causal attention in bfloat16 or float16, and no sinks"
+    "the extra cuda on Python 3.12 or later, a single NVIDIA GPU of compute capability 9 (heads of"
+    " at most 256 elements) or 10 (128), causal attention in bfloat16 or float16, and no sinks"
 )
 MAX_HEAD_SIZE = {"9": 256, "10": 128}
 """By major compute capability. On 10, tokamax 0.0.17 has no derivative for larger heads."""
