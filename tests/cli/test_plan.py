@@ -236,7 +236,9 @@ def test_only_training_from_scratch_has_a_compute_optimal_length(
     run = make_run(tmp_path / "run", start_from=start_from)
     found = planned(run, "h100", "dp:2", throughput=forecast.Throughput(3600.0, "given"))
     text = as_text(run, found._replace(price_per_device_hour=100))
-    line = re.search(r"compute-optimal: 20 per parameter = ([\d,]+) tokens, .+, ([\d,.]+)\n", text)
+    line = re.search(
+        r"compute-optimal: 20 per parameter = ([\d,]+) tokens, .+, cost ([\d,.]+)\n", text
+    )
     assert (line is not None) == (start_from is None)
     if line:
         tokens, cost = (float(each.replace(",", "")) for each in line.groups())

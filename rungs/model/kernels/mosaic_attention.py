@@ -8,7 +8,6 @@ and tunes. Axes as in `gpt.py`."""
 
 import dataclasses
 import functools
-import importlib
 import importlib.util
 from typing import Any, NamedTuple, Self
 
@@ -42,7 +41,6 @@ _BACKWARD = {
 }
 """By capability and head size, the next larger one: what tokamax's heuristics give for causal
 masks. Backward, all blocks have the capability's forward `block_q`."""
-_PACKAGE = "tokamax._src.ops.attention.pallas_mosaic_gpu"
 
 
 class _Kernels(NamedTuple):
@@ -56,8 +54,12 @@ class _Kernels(NamedTuple):
         major, width = _major(), query_BSNH.shape[-1]
         sizes = (size for capability, size in _FORWARD if capability == major and size >= width)
         key = major, next(sizes)
-        forward = importlib.import_module(f"{_PACKAGE}_kernel_sm{major}0")
-        backward = importlib.import_module(f"{_PACKAGE}_vjp_kernel_sm{major}0")
+        if major == "9":
+            from tokamax._src.ops.attention import pallas_mosaic_gpu_kernel_sm90 as forward
+            from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp_kernel_sm90 as backward
+        else:
+            from tokamax._src.ops.attention import pallas_mosaic_gpu_kernel_sm100 as forward
+            from tokamax._src.ops.attention import pallas_mosaic_gpu_vjp_kernel_sm100 as backward
         blocks = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
         sides = dict.fromkeys(blocks, _FORWARD[key]["block_q"])
         return cls(
