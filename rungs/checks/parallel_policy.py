@@ -23,9 +23,16 @@ from rungs.training.learner import NEVER
 
 _LOG_PROB_TOLERANCE = 1e-4
 """In nats; the log-probabilities of training and sampling differ by as much."""
-_CHANGES: dict[str, Any] = {"compute_dtype": "float32", "staleness": 0, "updates_per_rollout": 1}
-_CHANGES |= {"optimizer": "sgd", "learning_rate": 1000.0, "warmup_period_percent": 0.0}
-_CHANGES |= {"weight_decay": 0.0, "clipping_max_norm": None}
+_CHANGES: dict[str, Any] = {
+    "compute_dtype": "float32",
+    "staleness": 0,
+    "updates_per_rollout": 1,
+    "optimizer": "sgd",
+    "learning_rate": 1000.0,
+    "warmup_period_percent": 0.0,
+    "weight_decay": 0.0,
+    "clipping_max_norm": None,
+}
 """The change of the weights is then the gradient, large enough not to be rounded away."""
 
 
@@ -41,7 +48,8 @@ def run_check(run: RunFolder, config: ReinforceRunConfig, devices: int, sequence
         "differ from one device's, by how much log-probabilities do, and the gradient of the same\n"
     )
     meshes, _ = parallel.ParallelCheck(training_equivalent(short), [], 0, None).meshes(devices)
-    one, *others = (ShardingConfig.of(m[0], m[1:]) for m in meshes if m[0] in ("dp", "fsdp"))
+    can_sample = (mesh for mesh in meshes if mesh[0] in ("dp", "fsdp"))
+    one, *others = (ShardingConfig.of(mode, (data, last)) for mode, data, last in can_sample)
     with tempfile.TemporaryDirectory() as folder:
         step = _FirstStep(run, short, RolloutFiles(Path(folder)))
         return not failures(print_checks(step.checks(one, others)))

@@ -201,7 +201,7 @@ class Conductor:
         minutes = [one.minutes for one in self.outcomes.values() if one.minutes]
         rest = 60 * (most - done) * sum(minutes) / len(minutes) if minutes else 0.0
         log.info(
-            "%d of %s%d runs: %s: %s; about %s of training left, start and charts apart",
+            "%d of %s%d runs: %s: %s; about %s of training left, besides starts and charts",
             *(done, "at most " * (most > known), most, last.run, found, format_duration(rest)),
         )
 

@@ -275,7 +275,7 @@ STEP_CHARTS: dict[str, Callable[[drawing.AnySteps], Figure]] = {
 
 
 _PART_COLOURS = (GREEN, ORANGE, BLACK, SKY_BLUE)
-"""Of parts of the reward: others than those of the chart's other lines."""
+"""Of parts of the reward, over and over: others than those of the chart's other lines."""
 
 
 def reward_chart(run: RecordedPolicyRun) -> Figure:
@@ -285,7 +285,7 @@ def reward_chart(run: RecordedPolicyRun) -> Figure:
         lines = drawing.trend(axes, run, "reward", "training reward, ")
         rewards = run.steps.parts("rewards")
         if len(rewards) > 1:
-            for (name, values), color in zip(rewards.items(), _PART_COLOURS, strict=False):
+            for (name, values), color in zip(rewards.items(), itertools.cycle(_PART_COLOURS)):
                 lines[f"reward {name}"] = drawing.median_line(axes, run, values, color)
         return lines | _validations(axes, run) | drawing.resumes(axes, run)
 
