@@ -24,7 +24,7 @@ def quoted() -> dict[str, str]:
         **_of_the_race(),
         **_of_the_step(),
         "h200-peaks": f"{h200['flops'] / 1e12:g} TFLOP/s, {h200['bandwidth'] / 1e12:g} TB/s",
-        "most-lines": f"{project['tool']['rungs']['max-lines']:,}",
+        "most-lines": f"{-(-project['tool']['rungs']['max-lines'] // 1000)},000",
     }
 
 
