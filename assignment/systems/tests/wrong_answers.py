@@ -640,6 +640,12 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             "the work of the warm-up is measured",
         ),
         (
+            f"    jax.block_until_ready(function(*arguments))\n    return {MEDIAN}",
+            "    start = clock()\n    function(*arguments)\n    return clock() - start",
+            WARM_UP,
+            "and this is how long it takes to hand over",
+        ),
+        (
             "        state = step(state)",
             "        state = jax.block_until_ready(step(state))",
             STEP,
