@@ -91,7 +91,7 @@ def parse(
     except ValidationError as error:
         name = Path(path).name
         others: dict[str, type[StrictModel]] = {name: model, **(elsewhere or {})}
-        found = _errors_in(error)
+        found = _errors_in(error, values)
         for each in found[:_MOST_ERRORS]:
             lines += [f"{path}: {line}" for line in _error_lines(each, name, others)]
         if (more := len(found) - _MOST_ERRORS) > 0:
@@ -108,18 +108,33 @@ def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
     try:
         model.model_validate(values)
     except ValidationError as error:
-        found = _errors_in(error)[:_MOST_ERRORS]
+        found = _errors_in(error, values)[:_MOST_ERRORS]
         return [line for e in found for line in _error_lines(e, "", {"": model})]
     return []
 
 
-def _errors_in(error: ValidationError) -> list[Any]:
-    """Return pydantic's errors, but not "too short" of an array all of whose elements are wrong."""
-    return [
-        each
-        for each in error.errors()
-        if each["type"] != "too_short" or len(each["input"]) < each["ctx"]["min_length"]
-    ]
+def _errors_in(error: ValidationError, values: Any) -> list[Any]:
+    """Return pydantic's errors with keys and indices of `values` as their places: one for each
+    place, and none for an object or array of which a part is wrong."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for each in error.errors():
+        place = _place(each, values)
+        if place not in found or each["type"] == "value_error":
+            found[place] = {**each, "loc": place}
+    outer = {place[:length] for place in found for length in range(len(place))}
+    return [each for place, each in found.items() if place not in outer]
+
+
+def _place(error: Any, values: Any) -> tuple[Any, ...]:
+    """Return an error's place without the names that pydantic gives to the kinds of a union."""
+    place = []
+    for part in error["loc"]:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        place.append(part)
+    return (*place, error["loc"][-1]) if error["type"] == "missing" else tuple(place)
 
 
 def parse_value(text: str) -> Any:
@@ -204,13 +219,12 @@ _WORDING = {
 
 def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]]) -> list[str]:
     """Return one of pydantic's errors as lines with key, value and what is allowed."""
-    parts = [str(part) for part in error["loc"] if not str(part).startswith(("(", "[key"))]
+    parts = [str(part) for part in error["loc"]]
     key = format_name(".".join(parts))
     if error["type"] == "value_error" and not parts:
         return str(error["ctx"]["error"]).splitlines()
     if error["type"] == "extra_forbidden":
-        nested = len(parts) > 1
-        advice = _nested_advice(parts, models[file]) if nested else _advice(key, file, models)
+        advice = _advice(parts, file, models)
         return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
@@ -220,22 +234,20 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
     return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
 
 
-def _advice(key: str, file: str, models: Mapping[str, type[StrictModel]]) -> str:
-    own = [field.alias or key for key, field in models[file].model_fields.items()]
-    others = [other for other, model in models.items() if key in model.model_fields]
-    known = f"it belongs in {others[0]}" if others else f"the keys are {', '.join(own)}"
-    return f"; {did_you_mean(key, own, known)}"
-
-
-def _nested_advice(parts: Sequence[str], model: type[StrictModel]) -> str:
-    """Suggest a key for an unknown one in a nested object. `parts` are keys and indices to it."""
-    models = [model]
+def _advice(parts: Sequence[str], file: str, models: Mapping[str, type[StrictModel]]) -> str:
+    """Suggest a key for an unknown one. `parts` are keys and indices to it."""
+    inside = [models[file]]
     for part in parts[:-1]:
-        fields = [each.model_fields[part] for each in models if part in each.model_fields]
+        fields = [each.model_fields[part] for each in inside if part in each.model_fields]
         if fields:  # else an index
-            models = [inner for field in fields for inner in _models_in(field.annotation)]
-    keys = [field.alias or key for each in models for key, field in each.model_fields.items()]
-    known = f"the keys are {', '.join(keys)}"
+            inside = [inner for field in fields for inner in _models_in(field.annotation)]
+    keys = [field.alias or key for each in inside for key, field in each.model_fields.items()]
+    others = [
+        other
+        for other, model in models.items()
+        if len(parts) == 1 and parts[0] in model.model_fields
+    ]
+    known = f"it belongs in {others[0]}" if others else f"the keys are {', '.join(keys)}"
     return f"; {did_you_mean(parts[-1], keys, known)}" if keys else ""
 
 

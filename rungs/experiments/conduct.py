@@ -117,14 +117,16 @@ class Conductor:
         """Raise UserError, with all lines at once, if a run can't be made or its data ends before
         its steps."""
         lines: list[str] = []
+        refused: set[str] = set()
         first_of_group = {trial.group: trial for trial in reversed(trials)}
-        for trial in trials:
+        for trial in (one for one in trials if one.group not in refused):
             try:
                 if trial.branch is None:
                     NewRun.of(self.run(trial), find_origin(trial.origin), trial.changes)
                 if first_of_group[trial.group] is trial:
                     self._check_length(trial)
             except UserError as error:
+                refused.add(trial.group)
                 lines += str(error).split("\n")
         for changes in self.experiment.possible_changes() if not self.outcomes else ():
             try:

@@ -35,7 +35,7 @@ def write_report(folder: ExperimentFolder, experiment: Experiment, outcomes: Out
     found = table.rows(experiment, outcomes)
     if not found:
         return
-    groups = list(table.by_group(outcomes).items())
+    groups = list(table.by_group(experiment, outcomes).items())
     curves = functools.partial(charts.curves, experiment=experiment)
     with drawing.use_style("plain"):
         pictures = drawing.write_all({"curves.png": curves}, groups, folder.path)
@@ -144,7 +144,7 @@ class Report:
         """Return the heading and rows of the table with each run's result."""
         seeds = sorted({one.seed for one in self._outcomes.values()})
         rows: list[list[str | Outcome]] = [["run", *(f"seed {seed}" for seed in seeds)]]
-        for group, runs in table.by_group(self._outcomes).items():
+        for group, runs in table.by_group(self._experiment, self._outcomes).items():
             of_seed = {run.seed: run for run in runs}
             rows.append([group, *(of_seed.get(seed, "") for seed in seeds)])
         return rows

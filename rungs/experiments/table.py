@@ -70,14 +70,14 @@ class Row(NamedTuple):
 
 
 def rows(experiment: Experiment, outcomes: Outcomes) -> list[Row]:
-    """Return a row for each group of runs, in the order in which they were trained first, or the
-    best first if the experiment ranks them."""
+    """Return a row for each group of runs, in the order of the experiment, or the best first if it
+    ranks them."""
     comparisons = {one.group: one for one in experiment.comparisons(outcomes)}
     found = [
         _row(
             group, runs, [*values_of(experiment, outcomes, group).values()], comparisons.get(group)
         )
-        for group, runs in by_group(outcomes).items()
+        for group, runs in by_group(experiment, outcomes).items()
     ]
     if experiment.ranks:
         sign = 1 if experiment.lower_is_better else -1
@@ -218,9 +218,10 @@ def _in_markdown(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def by_group(outcomes: Outcomes) -> dict[str, list[Outcome]]:
-    """Return the runs of each group."""
+def by_group(experiment: Experiment, outcomes: Outcomes) -> dict[str, list[Outcome]]:
+    """Return the runs of each group, in the order of the experiment: workers end in any."""
+    place = {trial.name: number for number, trial in enumerate(experiment.trials(outcomes))}
     groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes.values():
-        groups.setdefault(outcome.group, []).append(outcome)
+    for name in sorted(outcomes, key=lambda name: place.get(name, len(place))):
+        groups.setdefault(outcomes[name].group, []).append(outcomes[name])
     return groups

@@ -11,7 +11,8 @@ import pytest
 
 from rungs.common.errors import UserError
 from rungs.common.signals import StopSignal
-from rungs.experiments.experiment import Comparison
+from rungs.experiments import table
+from rungs.experiments.experiment import Comparison, Outcomes
 from rungs.experiments.reproduction import reproduce
 from rungs.experiments.verdict import Judgement
 from rungs.experiments.workers import to_its_end
@@ -65,6 +66,17 @@ def test_what_is_there_is_not_trained_again(tmp_path: Path) -> None:
     assert conduct(folder, engine)[0] == 0
     assert not engine.trained
     assert folder.ledger.read_bytes() == before
+
+
+def test_the_table_is_the_same_whichever_worker_ends_first(tmp_path: Path) -> None:
+    folder = make_experiment(tmp_path, variants=VARIANTS)
+    _, conductor = conduct(folder, Simulated(noisy(by_rate)))
+    other_way = Outcomes(dict(reversed(conductor.outcomes.items())))
+    found, expected = (
+        table.as_csv(conductor.experiment, table.rows(conductor.experiment, outcomes))
+        for outcomes in (other_way, conductor.outcomes)
+    )
+    assert found == expected
 
 
 @pytest.mark.parametrize("seeds", [3, {"from": 3, "to": 6}])
@@ -144,9 +156,13 @@ def test_minutes_are_compared_on_one_kind_of_device(tmp_path: Path) -> None:
         ({}, "variants: missing"),
         ({"kind": "comparison"}, "no experiment is called 'comparison'; did you mean compare"),
         ({"variants": {"a": {"learnig_rate": 1}}}, "learnig_rate: unknown key"),
-        ({"variants": VARIANTS, "seeds": 1}, "seeds"),
+        ({"variants": VARIANTS, "seeds": 1}, "seeds: 1 is not .* at least 2$"),
         ({"variants": VARIANTS, "seeds": {"from": 5, "to": 3}}, "is less than from"),
-        ({"variants": VARIANTS, "measure": "loss"}, "measure"),
+        (
+            {"variants": VARIANTS, "measure": "loss"},
+            'measure: "loss" is not .*pass_at_1.$',
+        ),
+        ({"variants": VARIANTS, "measure": {"tokens_to": -1, "score": "a"}}, "tokens_to: -1 is"),
         ({"variants": VARIANTS, "budget": {"steps": 5, "tokens": 5}}, "has 2 of steps, tokens"),
         (
             {"variants": VARIANTS, "budget": {"steps": 10**6}},
@@ -166,8 +182,9 @@ def test_wrong_experiments_are_refused_before_anything_trains(
     keys: dict[str, Any], line: str, tmp_path: Path
 ) -> None:
     folder, engine = make_experiment(tmp_path, **keys), Simulated(noisy(by_rate))
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match=line) as refused:
         conduct(folder, engine)
+    assert "function-" not in str(refused.value)  # pydantic's name for a kind of a union
     assert [path.name for path in folder.path.iterdir()] == ["experiment.json"]
 
 
