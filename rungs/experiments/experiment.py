@@ -227,7 +227,7 @@ class Experiment(Config):
         """Whether verdicts hold after any number of runs, so that more may follow a verdict."""
         return False
 
-    def trials(self, outcomes: Outcomes) -> list[Trial]:
+    def trials(self, _: Outcomes) -> list[Trial]:
         """Return all runs that are called for, after what is known of earlier ones, in the order in
         which they are trained. The experiment is at its end when all of them have an outcome."""
         return []
