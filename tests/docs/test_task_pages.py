@@ -1,6 +1,7 @@
-"""The pages in `docs/tasks` do what they say: their files are written and their commands run, in a
-copy of the checkout whose runs are short."""
+"""The pages in `docs/tasks` do what they say: their files are written, and commands and Python run,
+in a copy of the checkout whose runs are short."""
 
+import itertools
 import re
 from pathlib import Path
 
@@ -35,12 +36,21 @@ def checkout(tmp_path: Path) -> Path:
 def test_commands_run(page: Path, checkout: Path) -> None:
     text = page.read_text(encoding="utf-8").replace(PUBLISHED, "published")
     publish(checkout / "published")
-    commands = 0
-    for part in PART.finditer(text):
-        if name := part["json"] or part["code"]:
-            write(checkout / name, part["text"])
-        elif part["kind"] == "sh":
-            commands += 1
-            lines = [line for line in part["text"].splitlines() if "--extra cuda" not in line]
-            assert not run_shell("\n".join(lines), checkout)
-    assert commands
+    kinds = []
+    for kind, parts in itertools.groupby(PART.finditer(text), kind_of):
+        kinds.append(kind)
+        if kind == "sh":
+            lines = "".join(part["text"] for part in parts).splitlines()
+            without_gpu = [line for line in lines if "--extra cuda" not in line]
+            assert not run_shell("\n".join(without_gpu), checkout)
+        elif kind == "python":
+            write(checkout / "cells.py", "".join(part["text"] for part in parts))
+            assert not run_shell("uv run python cells.py", checkout)
+        elif kind == "file":
+            for part in parts:
+                write(checkout / (part["json"] or part["code"]), part["text"])
+    assert "sh" in kinds
+
+
+def kind_of(part: re.Match[str]) -> str:
+    return "file" if part["json"] or part["code"] else part["kind"]
