@@ -22,6 +22,9 @@ POLL_SECONDS = 0.5
 MOST_RESTARTS = 3
 """Of a run whose process is killed: one that needs too much memory would be killed for ever."""
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+THREADS = "NPROC"
+"""XLA's threads on a CPU (DefaultThreadPoolSize, xla/pjrt/utils.cc), on which the order of its sums
+depends: with as many as there are cores, results are those of one worker."""
 
 
 class Job(NamedTuple):
@@ -83,7 +86,9 @@ def _shares(workers: int) -> Iterator[Share]:
     cores, gpus = sorted(_cores()), _gpus() if workers > 1 else []
     for worker in range(workers):
         own = frozenset(cores[worker::workers] or cores[:1])
-        yield Share(own, {VISIBLE_GPUS: gpus[worker % len(gpus)]} if gpus else {})
+        threads = {THREADS: f"{len(cores)}"} if cores else {}
+        gpu = {VISIBLE_GPUS: gpus[worker % len(gpus)]} if gpus else {}
+        yield Share(own, threads | gpu)
 
 
 def _cores() -> set[int]:

@@ -1,6 +1,7 @@
 """Experiments from the first run to the verdict, with simulated runs; a real one at the end."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from rungs.experiments import table
 from rungs.experiments.experiment import Comparison, Outcomes
 from rungs.experiments.reproduction import reproduce
 from rungs.experiments.verdict import Judgement
-from rungs.experiments.workers import to_its_end
+from rungs.experiments.workers import Job, Local, to_its_end
 from tests.support.committed_runs import ROOT
 from tests.support.simulated_runs import Simulated, conduct, make_experiment, noisy
 
@@ -269,6 +270,27 @@ def test_the_command_trains_real_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "slow" in done.stdout
     assert len(ledger(folder.path)) == 5
+
+
+def test_workers_share_the_cores_and_xla_has_as_many_threads_as_without_them(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import os; print(os.environ['NPROC'], *os.sched_getaffinity(0), file=open('{}', 'w'))"
+    )
+    paths = [tmp_path / name for name in ("first", "second")]
+    jobs = [
+        Job(str(path), (sys.executable, "-c", program.format(path)), str(tmp_path))
+        for path in paths
+    ]
+    with StopSignal() as stop:
+        assert [ended.exit_code for _, ended in Local(2).run(jobs, stop)] == [0, 0]
+    cores = os.sched_getaffinity(0)
+    for path in paths:
+        threads, *own = map(int, path.read_text().split())
+        assert threads == len(cores)
+        assert len(own) <= max(1, (len(cores) + 1) // 2)
+        assert cores.issuperset(own)
 
 
 @pytest.mark.parametrize(
