@@ -61,12 +61,13 @@ def title_of(experiment: Experiment) -> str:
 
 
 def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experiment) -> Figure:
-    """Validation loss over training tokens: the mean of each group's runs, with a band from the
-    lowest to the highest. From two validations of trained models on, the axis leaves out untrained
-    ones, whose loss would press the rest together."""
-    figure, (axes,) = drawing.new_chart(
-        title_of(experiment), "training tokens", "validation loss (nats per token)"
-    )
+    """Validation loss over training tokens, or pass@1 over steps: the mean of each group's runs,
+    with a band from the lowest to the highest. From two validations of trained models on, the axis
+    leaves out untrained ones, whose loss would press the rest together."""
+    is_of_losses = experiment.measure != "pass_at_1"
+    of_losses = "training tokens", "validation loss (nats per token)"
+    labels = of_losses if is_of_losses else ("steps", "pass@1 (share of right answers)")
+    figure, (axes,) = drawing.new_chart(title_of(experiment), *labels)
     lines: drawing.Lines = {}
     trained: list[float] = []
     for number, (group, runs) in enumerate(groups[:MOST_CURVES]):
@@ -82,11 +83,13 @@ def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experime
             tokens, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
         )
         trained += [*losses[:, 1:].flat] if length > 2 else []
-    if trained:
-        axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
     drawing.x_axis(axes)
-    drawing.log_axis(axes)
-    drawing.legend(figure, lines)
+    if is_of_losses and trained:
+        axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
+    if is_of_losses:
+        drawing.log_axis(axes)
+    if lines:
+        drawing.legend(figure, lines)
     return figure
 
 

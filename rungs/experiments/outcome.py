@@ -90,6 +90,8 @@ def _why_none(measure: Measure) -> str:
 
 
 def _curve(recorded: AnyRecorded) -> list[tuple[float, float]]:
+    if isinstance(recorded, RecordedPolicyRun):
+        return [(float(steps), found.pass_at_1) for steps, found in recorded.validations]
     tokens, losses = finite_points(
         recorded.column("tokens_seen"), recorded.column("validation_loss")
     )

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rungs.common.errors import UserError
 from rungs.common.signals import StopSignal
-from rungs.experiments import table
-from rungs.experiments.experiment import Comparison, Outcomes
+from rungs.experiments import charts, table
+from rungs.experiments.experiment import Comparison, Experiment, Outcome, Outcomes
 from rungs.experiments.reproduction import reproduce
 from rungs.experiments.verdict import Judgement
 from rungs.experiments.workers import Job, Local, to_its_end
@@ -78,6 +79,27 @@ def test_the_table_is_the_same_whichever_worker_ends_first(tmp_path: Path) -> No
         for outcomes in (other_way, conductor.outcomes)
     )
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("measure", "curve", "label"),
+    [
+        ("validation_loss", [(0.0, 8.0), (9.0, 4.0)], "validation loss (nats per token)"),
+        ("pass_at_1", [(0.0, 0.2), (9.0, 0.9)], "pass@1 (share of right answers)"),
+        ("train_loss", [], "validation loss (nats per token)"),
+    ],
+)
+def test_curves_are_of_what_the_runs_have(
+    measure: Any, curve: list[tuple[float, float]], label: str
+) -> None:
+    experiment = Experiment(kind="table", base="runs/a", measure=measure)
+    runs = [
+        Outcome("base", seed, f"base-seed{seed}", {}, 0.9, None, curve=curve) for seed in (0, 1)
+    ]
+    axes = charts.curves([("base", runs)], experiment).axes[0]
+    assert axes.get_ylabel() == label
+    found = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]
+    assert found == [[y for _, y in curve]] * bool(curve)
 
 
 @pytest.mark.parametrize("seeds", [3, {"from": 3, "to": 6}])
