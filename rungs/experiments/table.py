@@ -109,7 +109,7 @@ def unit_of(measure: Measure) -> str:
     if isinstance(measure, Target):
         unit = "minutes" if measure.minutes_to else "tokens"
         return f"{unit} to a loss of {measure.minutes_to or measure.tokens_to:g}"
-    return measure.replace("_", " ")
+    return measure.replace("_at_", "@").replace("_", " ")
 
 
 def describe(verdict: Verdict) -> str:
