@@ -357,11 +357,13 @@ def find_averaged_weights(path: Path | str) -> Path:
 
 def find_weights(path: Path | str) -> Path:
     """Return the path of the `model.safetensors`, or its shard index, that a path refers to: a run
-    folder (its best checkpoint, or imported weights if it has none), a checkpoint folder, or the
-    file itself. Raises UserError if there is none."""
+    folder (its best checkpoint, or imported weights if it has none), a checkpoint folder, with or
+    without the time in its name, or the file itself. Raises UserError if there is none."""
     path = Path(path)
     if not path.exists() and (RUNS / path).is_dir():
         path = RUNS / path
+    if path.name.startswith("step-"):
+        path = max(path.parent.glob(f"*-{path.name}"), default=path)
     checkpoints = path / "checkpoints"
     best, imported = checkpoints / BEST, checkpoints / IMPORTED
     chosen = best if os.path.lexists(best) else imported

@@ -283,6 +283,8 @@ def _time(forecast: Forecast) -> Iterator[str]:
             unknown = "not known until the datasets are here"
         shown = unknown if cost is None else f"{cost:,.2f}"
         hourly = f"an hour costs {per_hour:,.2f}"
+        if throughput is not None:
+            hourly += f" and trains {3600 * throughput.tokens_per_second:,.0f} tokens"
         yield f"cost      {shown}; {hourly}, without validation and checkpoints"
 
 

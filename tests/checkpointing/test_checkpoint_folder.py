@@ -296,6 +296,14 @@ def test_tensors_that_do_not_match_are_named(folder: Path) -> None:
     ]
 
 
+def test_a_checkpoint_is_found_without_the_time_in_its_name(folder: Path) -> None:
+    checkpoint = list_checkpoints(folder)[1].folder
+    step = checkpoint.name.partition("-")[2]
+    assert find_weights(folder / step).parent == checkpoint
+    again = shutil.copytree(checkpoint, folder / f"99990101T000000-{step}")
+    assert find_weights(folder / step).parent == again
+
+
 def test_the_header_describes_the_model(folder: Path, config: RunConfig) -> None:
     weights = Weights(find_weights(folder.parent))
     assert weights.header[:3] == (*config, "gpt2")

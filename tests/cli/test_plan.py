@@ -477,7 +477,7 @@ def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     speed = (run.path, "--device", "h100", "--sharding", "dp:2", "--tokens-per-second", "0.1")
     priced = command(*speed, "--price-per-hour", "2.49").stdout
-    assert "cost      42.50; an hour costs 4.98, without validation and checkpoints" in priced
+    assert "cost      42.50; an hour costs 4.98 and trains 360 tokens, without validation" in priced
     found = json.loads(command(*speed, "--price-per-hour", "2.49", "--json").stdout)
     assert found["price_per_device_hour"] == 2.49
     assert found["cost_left"] == pytest.approx(TINY_TOKENS / 0.1 / 3600 * 2 * 2.49)
