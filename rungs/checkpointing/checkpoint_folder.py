@@ -362,8 +362,9 @@ def find_weights(path: Path | str) -> Path:
     path = Path(path)
     if not path.exists() and (RUNS / path).is_dir():
         path = RUNS / path
-    if path.name.startswith("step-"):
-        path = max(path.parent.glob(f"*-{path.name}"), default=path)
+    if not path.exists() and path.name.startswith("step-"):
+        saved = checkpoint_folders(path.parent)
+        path = max((one for one in saved if one.name.endswith(f"-{path.name}")), default=path)
     checkpoints = path / "checkpoints"
     best, imported = checkpoints / BEST, checkpoints / IMPORTED
     chosen = best if os.path.lexists(best) else imported

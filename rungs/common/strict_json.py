@@ -114,15 +114,25 @@ def value_problems(values: Any, model: type[StrictModel]) -> list[str]:
 
 
 def _errors_in(error: ValidationError, values: Any) -> list[Any]:
-    """Return pydantic's errors with keys and indices of `values` as their places: one for each
-    place, and none for an object or array of which a part is wrong."""
-    found: dict[tuple[Any, ...], Any] = {}
+    """Return an error for each place, keys and indices of `values`, with all that pydantic says of
+    it, one for each kind of a union. What is wrong as a whole hides its parts; else a wrong part
+    hides what says that its object or array is of another kind."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
     for each in error.errors():
-        place = _place(each, values)
-        if place not in found or each["type"] == "value_error":
-            found[place] = {**each, "loc": place}
-    outer = {place[:length] for place in found for length in range(len(place))}
-    return [each for place, each in found.items() if place not in outer]
+        found.setdefault(_place(each, values), []).append(each)
+    for place, kinds in found.items():
+        judged = [each for each in kinds if each["type"] == "value_error"]
+        known = [each for each in kinds if each["type"] != "extra_forbidden"]
+        found[place] = judged or known or kinds
+    whole = [place for place, kinds in found.items() if kinds[0]["type"] == "value_error"]
+    hidden = {one for one in found for each in whole if one[: len(each)] == each != one}
+    shown = found.keys() - hidden
+    outer = {one[:length] for one in shown for length in range(len(one))} - {*whole}
+    return [
+        {**kinds[0], "loc": place, "kinds": kinds}
+        for place, kinds in found.items()
+        if place in shown - outer
+    ]
 
 
 def _place(error: Any, values: Any) -> tuple[Any, ...]:
@@ -228,10 +238,15 @@ def _error_lines(error: Any, file: str, models: Mapping[str, type[StrictModel]])
         return [f"{key}: unknown key (value {format_value(error['input'])}){advice}"]
     if error["type"] == "missing":
         return [f"{key}: missing; this key is required"]
-    allowed = _ALLOWED.get(error["type"], error["msg"])
+    allowed = " or ".join(dict.fromkeys(map(_allowed, error["kinds"])))
+    return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
+
+
+def _allowed(error: Any) -> str:
+    allowed: str = _ALLOWED.get(error["type"], error["msg"])
     for theirs, ours in _WORDING.items():
         allowed = allowed.replace(theirs, ours)
-    return [f"{key}: {format_value(error['input'])} is not allowed; {allowed}"]
+    return allowed
 
 
 def _advice(parts: Sequence[str], file: str, models: Mapping[str, type[StrictModel]]) -> str:

@@ -114,8 +114,8 @@ class Conductor:
         return "\n".join(["", found, "", *conclusions, str(self.folder.path / "report.html")])
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Raise UserError, with all lines at once, if a run can't be made or its data ends before
-        its steps."""
+        """Raise UserError, with all lines of each group's first, if a run can't be made or its data
+        ends before its steps."""
         lines: list[str] = []
         refused: set[str] = set()
         first_of_group = {trial.group: trial for trial in reversed(trials)}

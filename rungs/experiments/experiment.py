@@ -142,7 +142,7 @@ class Outcome:
     tokens_per_second: float | None = None
     device: str = ""
     curve: Sequence[tuple[float, float]] = ()
-    """Training tokens before each validation, and its loss."""
+    """Training tokens before each validation and its loss, or steps and pass@1 if measured."""
     losses: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Validation loss at the end on each dataset, where there are several."""
 
@@ -229,7 +229,8 @@ class Experiment(Config):
 
     def trials(self, _: Outcomes) -> list[Trial]:
         """Return all runs that are called for, after what is known of earlier ones, in the order in
-        which they are trained. The experiment is at its end when all of them have an outcome."""
+        which they are trained; none of runs that belong to no experiment. The experiment is at its
+        end when all of them have an outcome."""
         return []
 
     def has_ended(self, outcomes: Outcomes) -> bool:

@@ -49,7 +49,7 @@ def outcome_of(
         minutes=float(recorded.seconds[-1]) / 60,
         tokens_per_second=recorded.steps.mean_tokens_per_second,
         device=_device(run, processor),
-        curve=_curve(recorded),
+        curve=_curve(experiment.measure, recorded),
         losses={name: float(column[-1]) for name, column in losses.items()},
     )
 
@@ -89,8 +89,8 @@ def _why_none(measure: Measure) -> str:
     return f"has no {measure.score if isinstance(measure, Score) else measure} at its end"
 
 
-def _curve(recorded: AnyRecorded) -> list[tuple[float, float]]:
-    if isinstance(recorded, RecordedPolicyRun):
+def _curve(measure: Measure, recorded: AnyRecorded) -> list[tuple[float, float]]:
+    if measure == "pass_at_1" and isinstance(recorded, RecordedPolicyRun):
         return [(float(steps), found.pass_at_1) for steps, found in recorded.validations]
     tokens, losses = finite_points(
         recorded.column("tokens_seen"), recorded.column("validation_loss")

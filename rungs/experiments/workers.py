@@ -86,7 +86,7 @@ def _shares(workers: int) -> Iterator[Share]:
     cores, gpus = sorted(_cores()), _gpus() if workers > 1 else []
     for worker in range(workers):
         own = frozenset(cores[worker::workers] or cores[:1])
-        threads = {THREADS: f"{len(cores)}"} if cores else {}
+        threads = {THREADS: os.environ.get(THREADS, f"{len(cores)}")} if cores else {}
         gpu = {VISIBLE_GPUS: gpus[worker % len(gpus)]} if gpus else {}
         yield Share(own, threads | gpu)
 

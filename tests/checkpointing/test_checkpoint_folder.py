@@ -300,8 +300,11 @@ def test_a_checkpoint_is_found_without_the_time_in_its_name(folder: Path) -> Non
     checkpoint = list_checkpoints(folder)[1].folder
     step = checkpoint.name.partition("-")[2]
     assert find_weights(folder / step).parent == checkpoint
-    again = shutil.copytree(checkpoint, folder / f"99990101T000000-{step}")
+    again = shutil.copytree(checkpoint, folder / f"99990101Z000000-{step}")
+    shutil.copytree(checkpoint, folder / f"good-{step}")
     assert find_weights(folder / step).parent == again
+    own = shutil.copytree(checkpoint, folder / step)
+    assert find_weights(folder / step).parent == own
 
 
 def test_the_header_describes_the_model(folder: Path, config: RunConfig) -> None:

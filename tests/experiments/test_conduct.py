@@ -179,13 +179,21 @@ def test_minutes_are_compared_on_one_kind_of_device(tmp_path: Path) -> None:
         ({}, "variants: missing"),
         ({"kind": "comparison"}, "no experiment is called 'comparison'; did you mean compare"),
         ({"variants": {"a": {"learnig_rate": 1}}}, "learnig_rate: unknown key"),
-        ({"variants": VARIANTS, "seeds": 1}, "seeds: 1 is not .* at least 2$"),
+        (
+            {"variants": VARIANTS, "seeds": 1},
+            r"seeds: 1 is not allowed; must be at least 2 or must be an object {…}$",
+        ),
         ({"variants": VARIANTS, "seeds": {"from": 5, "to": 3}}, "is less than from"),
         (
             {"variants": VARIANTS, "measure": "loss"},
-            'measure: "loss" is not .*pass_at_1.$',
+            r"'bits_per_byte' or 'pass_at_1' or must be an object {…}$",
         ),
         ({"variants": VARIANTS, "measure": {"tokens_to": -1, "score": "a"}}, "tokens_to: -1 is"),
+        (
+            {"variants": VARIANTS, "measure": {"tokens_to": 3, "minutes_to": 3}},
+            "give one of min.*$",
+        ),
+        ({"variants": VARIANTS, "measure": {"score": 1}}, "score: 1 is not .* type string"),
         ({"variants": VARIANTS, "budget": {"steps": 5, "tokens": 5}}, "has 2 of steps, tokens"),
         (
             {"variants": VARIANTS, "budget": {"steps": 10**6}},
