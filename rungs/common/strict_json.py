@@ -126,12 +126,12 @@ def _errors_in(error: ValidationError, values: Any) -> list[Any]:
         found[place] = judged or known or kinds
     whole = [place for place, kinds in found.items() if kinds[0]["type"] == "value_error"]
     hidden = {one for one in found for each in whole if one[: len(each)] == each != one}
-    shown = found.keys() - hidden
-    outer = {one[:length] for one in shown for length in range(len(one))} - {*whole}
+    seen = found.keys() - hidden
+    seen -= {one[:length] for one in seen for length in range(len(one))} - {*whole}
     return [
         {**kinds[0], "loc": place, "kinds": kinds}
         for place, kinds in found.items()
-        if place in shown - outer
+        if place in seen
     ]
 
 
