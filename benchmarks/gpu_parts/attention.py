@@ -65,10 +65,8 @@ def _run(kernel: Any, shape: Shape, turns: int, calls: int) -> tuple[list[Any], 
     if shape.document:
         starts_S = jnp.arange(shape.length) // shape.document * shape.document
         starts_BS = jnp.broadcast_to(starts_S, (shape.sequences, shape.length))
-    rng, heads = (
-        np.random.default_rng(0),
-        (shape.heads, shape.kv_heads, shape.kv_heads, shape.heads),
-    )
+    rng = np.random.default_rng(0)
+    heads = shape.heads, shape.kv_heads, shape.kv_heads, shape.heads
     sizes = [(shape.sequences, shape.length, n, shape.width) for n in heads]
     *arrays, dy = (jnp.asarray(rng.standard_normal(s, np.float32), jnp.bfloat16) for s in sizes)
     scoring = Scoring(shape.width**-0.5, shape.window, shape.soft_cap, starts_BS, kernel=kernel)

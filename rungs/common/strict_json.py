@@ -124,10 +124,9 @@ def _errors_in(error: ValidationError, values: Any) -> list[Any]:
         judged = [each for each in kinds if each["type"] == "value_error"]
         known = [each for each in kinds if each["type"] != "extra_forbidden"]
         found[place] = judged or known or kinds
-    whole = [place for place, kinds in found.items() if kinds[0]["type"] == "value_error"]
-    hidden = {one for one in found for each in whole if one[: len(each)] == each != one}
-    seen = found.keys() - hidden
-    seen -= {one[:length] for one in seen for length in range(len(one))} - {*whole}
+    whole = {place for place, kinds in found.items() if kinds[0]["type"] == "value_error"}
+    seen = {one for one in found if not any(one[:size] in whole for size in range(len(one)))}
+    seen -= {one[:size] for one in seen for size in range(len(one))} - whole
     return [
         {**kinds[0], "loc": place, "kinds": kinds}
         for place, kinds in found.items()

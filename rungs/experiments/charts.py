@@ -84,9 +84,9 @@ def curves(groups: Sequence[tuple[str, Sequence[Outcome]]], experiment: Experime
         )
         trained += [*losses[:, 1:].flat] if length > 2 else []
     drawing.x_axis(axes)
-    if is_of_losses and trained:
-        axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
     if is_of_losses:
+        if trained:
+            axes.set_ylim(0.98 * min(trained), 1.02 * max(trained))
         drawing.log_axis(axes)
     if lines:
         drawing.legend(figure, lines)
