@@ -194,6 +194,7 @@ def test_minutes_are_compared_on_one_kind_of_device(tmp_path: Path) -> None:
             "give one of min.*$",
         ),
         ({"variants": VARIANTS, "measure": {"score": 1}}, "score: 1 is not .* type string"),
+        ({"variants": VARIANTS, "seeds": {"from": 1, "to": 3}}, r"^[^\n]*seeds.from: 1 [^\n]*$"),
         ({"variants": VARIANTS, "budget": {"steps": 5, "tokens": 5}}, "has 2 of steps, tokens"),
         (
             {"variants": VARIANTS, "budget": {"steps": 10**6}},
