@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from rungs.common.shown_text import format_duration
-from rungs.planning.memory import format_bytes
+from rungs.common.shown_text import format_bytes, format_duration
 
 Unit = Literal["", "FLOP/s", "B/s", "B", "s", "share", "relative error"]
 _FORMATS: dict[Unit, Callable[[float], str]] = {

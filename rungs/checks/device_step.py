@@ -18,6 +18,7 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.saver import Saver, describe_checkpoint
 from rungs.checks.check import Check
 from rungs.common.disk import folder_bytes
+from rungs.common.shown_text import format_bytes
 from rungs.config.run_config import RunConfig
 from rungs.model.gpt import GPT
 from rungs.objectives.table import make_train_step
@@ -26,7 +27,7 @@ from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel import sharding, target_device
 from rungs.planning.compiled_step import needed_bytes
 from rungs.planning.flops import model_flops_per_token
-from rungs.planning.memory import format_bytes, memory_of
+from rungs.planning.memory import memory_of
 from rungs.step.state import create_model_and_optimizer, named_arrays, shapes_of
 
 MEMORY_TOLERANCE, MEMORY_SLACK = 1.25, 256e6

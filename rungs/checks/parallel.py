@@ -18,7 +18,7 @@ from rungs.checkpointing import load, weights_file
 from rungs.checks.check import Check, failures, print_checks
 from rungs.checks.short_run import ShortRun
 from rungs.common.machine import memory_bytes
-from rungs.common.shown_text import counted
+from rungs.common.shown_text import counted, format_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import Mode, ShardingConfig, mode_problem
 from rungs.data.tokens import loader
@@ -26,7 +26,7 @@ from rungs.model.gpt import GPT
 from rungs.objectives.table import objective_of
 from rungs.optim.skipping_optimizer import SkippingOptimizer
 from rungs.parallel.sharding import CONTEXT, Layout, create_mesh, dotted, place_batch, size_along
-from rungs.planning.memory import bytes_per_device, format_bytes
+from rungs.planning.memory import bytes_per_device
 from rungs.step.state import copy_bytes, create_model_and_optimizer, host_arrays, host_copies
 from rungs.step.train_step import StepResult, step_function, update_parts
 from rungs.training.dataset_learner import MakeObjective

@@ -36,18 +36,18 @@ DTYPE_OPTION = click.option(
 """The option of commands that generate text, for `load_token_generator`."""
 
 
-LIKE_OPTION = click.option("--like", metavar="RUN", help="First create RUN as a copy of this run.")
+LIKE_OPTION = click.option("--like", metavar="OTHER", help="First create RUN as a copy of OTHER.")
 SET_OPTION = click.option(
     *("--set", "settings"),
     metavar="KEY=VALUE",
     multiple=True,
-    help="With --like: change a key of the copy. Can be repeated.",
+    help="With --like or --preset: change a key of the new run. Can be repeated.",
 )
 PRESET_OPTION = click.option(
     "--preset",
     metavar="NAME",
     help="First create RUN, to train a published architecture of this size from scratch, such as"
-    " gpt2-medium; --set changes its keys. docs/models.md lists them.",
+    " gpt2-medium. docs/models.md lists them.",
 )
 """Options of commands that make a run, for `create_like` and `create_preset`."""
 

@@ -55,6 +55,11 @@ def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:
     return "\n".join(form.format(*row).rstrip() for row in rows)
 
 
+def format_bytes(size: float) -> str:
+    """Return bytes in MB or GB."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
 def counted(count: int, thing: str) -> str:
     """Return a count of things, such as `1 step` or `2,000 batches`. `thing` is a singular noun
     with a plural in -s, or -es after -ch and -s."""

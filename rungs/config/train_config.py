@@ -310,6 +310,12 @@ class TrainConfig(OptimizationConfig):
         steps = self.steps_of(self.sequences_before(steps_per_epoch) * self.epochs)
         return min(steps, self.max_steps or steps)
 
+    def shortage(self, total_steps: int) -> str:
+        """Return what to know if the epochs have fewer steps than max_steps, or nothing."""
+        if self.max_steps is None or total_steps >= self.max_steps:
+            return ""
+        return f"max_steps is {self.max_steps:,}, but the epochs end before; raise epochs"
+
     @property
     def more_checkpoints(self) -> set[int]:
         """The steps of checkpoint_steps."""

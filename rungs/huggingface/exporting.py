@@ -17,6 +17,7 @@ from rungs.checkpointing import checkpoint_folder, load, published, weights_file
 from rungs.checkpointing.weights_file import TensorSpec, TensorWriter, Weights, bits, cast
 from rungs.common import strict_json
 from rungs.common.errors import UserError, errors_at
+from rungs.common.shown_text import format_bytes
 from rungs.config.model_config import ModelConfig
 from rungs.config.optimization_config import LoraConfig
 from rungs.huggingface import hf_tokenizer
@@ -123,7 +124,7 @@ class Export:
         biases = ", ".join(self.choice.added_biases)
         added = f"; adds biases of 0 that the family has ({biases})" if biases else ""
         model_type = self.choice.family.model_type
-        return f"{self.weights.path}: {model_type}, {size / 1e9:.2f} GB as {dtypes}{added}"
+        return f"{self.weights.path}: {model_type}, {format_bytes(size)} as {dtypes}{added}"
 
     def in_family(self, families: Iterable[Family]) -> "Export":
         """Return the export in one of other families, in float32. Raises UserError if none can

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from rungs.checkpointing import manifest, published, weights_file
 from rungs.common import disk, hub
 from rungs.common.errors import UserError
+from rungs.common.shown_text import format_bytes
 from rungs.common.strict_json import format_name
 from rungs.config import model_config, run_config
 from rungs.config.reference import schema_key
@@ -123,7 +124,7 @@ class Import:
         size = sum(spec.bytes for spec in self.match.specs.values())
         dtypes = ", ".join(f"{count} {name}" for name, count in Counter(self._dtypes()).items())
         name, model_type = self.source.name, self.hf_config.model_type
-        return f"{name}: {model_type}, {size / 1e9:.2f} GB, tensors: {dtypes}"
+        return f"{name}: {model_type}, {format_bytes(size)}, tensors: {dtypes}"
 
     def write_weights(self, path: Path) -> None:
         """Write `model.safetensors`, one tensor at a time. Raises UserError unless finite."""

@@ -14,20 +14,14 @@ from jax.sharding import Mesh
 from rungs.common.errors import OUT_OF_MEMORY_SIGNS, RunFailure
 from rungs.common.machine import memory_bytes
 from rungs.common.run_log import log
+from rungs.common.shown_text import format_bytes
 from rungs.config.run_config import RunConfig
 from rungs.config.sharding_config import ShardingConfig
 from rungs.config.train_config import TrainConfig
 from rungs.model.remat import LayerLoop, kept_scores, layer_loop, settings_from
 from rungs.parallel import gpu_settings
 from rungs.parallel.sharding import Layout
-from rungs.planning.memory import (
-    MEMORY_LABELS,
-    Dtypes,
-    Memory,
-    MemoryEstimates,
-    format_bytes,
-    memory_of,
-)
+from rungs.planning.memory import MEMORY_LABELS, Dtypes, Memory, MemoryEstimates, memory_of
 from rungs.step.state import shapes_of
 
 USABLE_SHARE = 0.9

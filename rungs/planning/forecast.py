@@ -12,6 +12,7 @@ from rungs.checkpointing.load import starting_dtypes
 from rungs.checkpointing.weights_file import BASE, IMPORTED
 from rungs.common import disk, errors
 from rungs.common.run_log import log
+from rungs.common.shown_text import format_bytes
 from rungs.config.optimization_config import OptimizationConfig
 from rungs.config.run_config import MODEL_FILE, TRAIN_FILE, RunConfig, errors_in_files_of
 from rungs.config.sharding_config import ShardingConfig
@@ -37,7 +38,7 @@ from rungs.planning.flops import (
     training_flops_per_token,
 )
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import Dtypes, Memory, as_stored, format_bytes, memory_of
+from rungs.planning.memory import Dtypes, Memory, as_stored, memory_of
 from rungs.run import metrics, records
 from rungs.run.folder import RunFolder
 from rungs.step.state import AbstractState, shapes_of
@@ -52,7 +53,7 @@ class Tokens(NamedTuple):
     per_step: int
     """In the largest step."""
     steps: int | None
-    """None if it depends on a dataset that is not available yet."""
+    """Without the dataset max_steps; None if neither says."""
     planned: int | None
     """Tokens of all steps."""
     done: int
@@ -304,6 +305,8 @@ def _tokens(run: RunFolder, config: RunConfig, datasets: dict[str, Dataset]) -> 
         of_datasets = data.dataset_tokens(steps)
     elif train.min_train_tokens != -1:
         steps = train.total_steps(config.least_steps(train.min_train_tokens))
+    else:
+        steps = train.max_steps
     recorded = metrics.read(run.metrics)
     in_datasets = {
         name: datasets[name].description.splits[TRAIN].tokens if name in datasets else None

@@ -21,7 +21,7 @@ from rungs.planning.flops import (
     model_flops_per_token,
 )
 from rungs.planning.forecast import Forecast, Speed
-from rungs.planning.memory import Memory, format_bytes
+from rungs.planning.memory import Memory
 from rungs.planning.report import UNKNOWN_SPEED
 from rungs.run.derive import NewRun
 from rungs.step.state import Shapes, shapes_of
@@ -284,7 +284,10 @@ def _notes(rungs: list[Rung], forecast: Forecast, largest: Memory) -> Iterator[s
     yield from _total(rungs, forecast.speed)
     yield from _data_notes(rungs, forecast)
     fits = largest.total <= forecast.usable_bytes
-    needed, usable = format_bytes(largest.total), format_bytes(forecast.usable_bytes)
+    needed, usable = (
+        shown_text.format_bytes(largest.total),
+        shown_text.format_bytes(forecast.usable_bytes),
+    )
     verdict = "fits" if fits else "does not fit, and nothing is written; lower microbatch_size"
     yield f"the largest rung needs {needed} of {usable} on each device: it {verdict}"
 

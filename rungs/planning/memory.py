@@ -252,11 +252,6 @@ def bytes_per_device(arrays: Iterable[Any]) -> int:
     )
 
 
-def format_bytes(size: float) -> str:
-    """Return bytes in MB or GB."""
-    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
-
-
 def _gathered_elements(array: jax.ShapeDtypeStruct) -> int:
     """Return the elements of a parameter gathered along the axis that FSDP shards; 0 if none is."""
     assert isinstance(array.sharding, NamedSharding)

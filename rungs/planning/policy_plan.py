@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from rungs.common.shown_text import counted, format_duration
+from rungs.common.shown_text import counted, format_bytes, format_duration
 from rungs.config.model_config import ModelConfig
 from rungs.config.run_config import ReinforceRunConfig, RunConfig
 from rungs.config.sharding_config import ShardingConfig
@@ -22,7 +22,6 @@ from rungs.optim.precision import dtype_of
 from rungs.planning import flops, report
 from rungs.planning.forecast import Forecast, forecast, remedy
 from rungs.planning.hardware import Hardware
-from rungs.planning.memory import format_bytes
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
 from rungs.step.state import shapes_of

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rungs.common.shown_text import counted, format_duration
+from rungs.common.shown_text import counted, format_bytes, format_duration
 from rungs.data.catalog import build_command
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import CONTEXT, DATA, size_along
@@ -13,7 +13,7 @@ from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled_step import Compiled, CompiledStep
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast, remedy
-from rungs.planning.memory import MEMORY_LABELS, Memory, format_bytes
+from rungs.planning.memory import MEMORY_LABELS, Memory
 from rungs.planning.program import KERNEL_PARTS, XLA
 from rungs.run.folder import RunFolder
 
@@ -227,6 +227,8 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
     else:
         steps = counted(tokens.steps or 0, "step") + f" × {tokens.per_step:,}" * (not grows)
         yield f"run       {steps} = {counted(tokens.planned, 'token')}"
+        if shortage := train.shortage(tokens.steps or 0):
+            yield f"          {shortage}"
         yield f"          {per_parameter:.2f} per parameter"
     if train.max_minutes is not None:
         yield f"          an estimate for max_minutes {train.max_minutes:g}; the first steps decide"

@@ -360,6 +360,8 @@ class DatasetLearner:
             remat, unroll = layer_loop(config.train, config.model)
             loop = f", remat {remat}, scan_unroll {unroll}"
         run_report.log_start(start, mesh, inputs.total_steps, size, loop)
+        if shortage := config.train.shortage(inputs.total_steps):
+            log.warning("%s: %s", start.run.path / config.train_file, shortage)
         if start.saved is not None:
             before = start.saved.meta.validation_data
             run_report.log_validation_change(before, self._validation_data)

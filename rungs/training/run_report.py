@@ -150,8 +150,8 @@ def log_size(
         f", {active:,} active per token" if active < total else "",
         f"{flops / 1e6:,.1f}",
         *(_most(config.train), f"{data.total_tokens:,}", data.total_tokens / active),
-        memory.format_bytes(memory.state_bytes(model, optimizer)),
-        memory.format_bytes(advice.device_bytes(mesh)),
+        shown_text.format_bytes(memory.state_bytes(model, optimizer)),
+        shown_text.format_bytes(advice.device_bytes(mesh)),
         *(shown_text.command_line("plan"), shown_text.quoted(run.path)),
     )
     trainable, held = (

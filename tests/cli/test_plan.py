@@ -270,8 +270,13 @@ def test_steps_are_unknown_if_they_depend_on_a_missing_dataset(tmp_path: Path) -
     text = as_text(run, found)
     assert "all tokens of the dataset, whose number is not known yet" in text
     assert "not here yet; uv run download_dataset.py --text FILE --name tiny" in text
+    longer = make_run(tmp_path / "longer", min_train_tokens=-1, max_steps=1000)
+    assert planned(longer).tokens.planned == 1000 * 128
     make_dataset(tmp_path / "datasets")
     assert planned(run).tokens.steps == (20_000 - 1) // 16 // 8
+    shortage = "max_steps is 1,000, but the epochs end before; raise epochs"
+    assert shortage in as_text(longer, planned(longer))
+    assert shortage not in as_text(run, planned(run))
 
 
 @pytest.mark.long

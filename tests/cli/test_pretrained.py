@@ -17,7 +17,7 @@ def run(*arguments: object) -> Result:
 def test_import_then_export(tmp_path: Path) -> None:
     result = run("import", MODELS / "llama", tmp_path / "run")
     assert result.exit_code == 0, result.output
-    assert "llama: llama, 0.00 GB, tensors: 30 float32" in result.output
+    assert "llama: llama, 0.1 MB, tensors: 30 float32" in result.output
     assert '"start_from": "imported"' in result.output
     result = run("export", tmp_path / "run", tmp_path / "out")
     assert result.exit_code == 0, result.output

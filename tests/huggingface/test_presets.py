@@ -12,13 +12,13 @@ from click.testing import CliRunner, Result
 
 from rungs.cli import plan, train
 from rungs.common.errors import UserError
+from rungs.common.shown_text import format_bytes
 from rungs.config import run_config
 from rungs.huggingface.config_keys import HFConfig
 from rungs.huggingface.families import FAMILIES, family_of
 from rungs.huggingface.families.family import normal_form
 from rungs.huggingface.presets import create_preset, preset_model, preset_names
 from rungs.planning.flops import count_parameters
-from rungs.planning.memory import format_bytes
 from rungs.step.state import shapes_of
 from tests.support.committed_runs import ROOT
 from tests.support.long import long_except

@@ -223,8 +223,9 @@ def test_a_nonfinite_validation_loss_is_never_the_best(
         "rungs.training.dataset_learner.validation_losses",
         lambda *_: ValidationLosses(next(losses), {}),
     )
-    run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1)
+    run = make_run(tmp_path / "run", min_train_tokens=3 * 128, checkpoint_interval=1, max_steps=9)
     assert go(run, datasets_dir) == 0
+    assert "max_steps is 9, but the epochs end before" in messages.text
     assert [s.validation_loss for s in metrics_module.read(run.metrics)] == [1.0, None, 2.0]
     assert "step 1: the validation loss is not finite" in messages.text
     best = best_of(list_checkpoints(run.checkpoints))

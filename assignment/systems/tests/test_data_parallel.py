@@ -88,6 +88,14 @@ def test_accumulated_gradients_are_the_sum_over_microbatches(code: ModuleType) -
         {
             "only the first microbatch": stacked(halves[0]),
             "only the last microbatch: add its gradients to those before": stacked(halves[1]),
+            "the loss of all microbatches, but the gradients of the last alone: add both": (
+                losses,
+                stacked([own for _, own in halves[1]]),
+            ),
+            "the gradients of all microbatches, but the loss of the last alone: add both": (
+                np.array([loss for loss, _ in halves[1]]),
+                stacked([own for _, own in OWN]),
+            ),
             "the mean over microbatches: they may have different numbers of rows that count, so"
             " sums are added, and divided once, at the end": (
                 jax.tree.map(lambda a: a / 2, stacked(OWN))
@@ -120,8 +128,11 @@ def test_all_reduce_mean_counts_rows_and_not_devices(code: ModuleType) -> None:
             "the sum over devices, not divided by the number of rows that count": (
                 everywhere(whole, 1)
             ),
-            "divided by the number of devices, not of rows that count": (
+            "divided by the number of devices, or of rows on one: not of rows that count": (
                 everywhere(whole, 1 / DEVICES)
+            ),
+            "divided by all rows, also those that do not count": (
+                everywhere(whole, 1 / len(BATCH.counted_B))
             ),
             "the mean of the devices' means: a row on a device where few count would weigh more"
             " than one where many do. Sum losses and numbers of rows separately, then divide": (

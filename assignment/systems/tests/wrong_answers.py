@@ -116,6 +116,19 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             "only the last microbatch",
         ),
         (
+            "jax.tree.map(jnp.add, total, local_gradients(loss, params, part)), None",
+            "((got := local_gradients(loss, params, part))[0] + total[0], got[1]), None",
+            ACCUMULATED,
+            "the gradients of the last alone",
+        ),
+        (
+            "jax.tree.map(jnp.add, total, local_gradients(loss, params, part)), None",
+            "((g := local_gradients(loss, params, part))[0],"
+            " jax.tree.map(jnp.add, total[1], g[1])), None",
+            ACCUMULATED,
+            "the loss of the last alone",
+        ),
+        (
             "return jax.lax.scan(add, local_gradients(loss, params, first), rest)[0]",
             "total = jax.lax.scan(add, local_gradients(loss, params, first), rest)[0]\n"
             "    return jax.tree.map(lambda a: a / microbatches, total)",
@@ -142,6 +155,12 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
             "total, count = jax.lax.pmean(summed, DATA), 1",
             MEAN,
             "divided by the number of devices",
+        ),
+        (
+            TOTAL,
+            "total, count = jax.lax.psum((summed, counted_B.size), DATA)",
+            MEAN,
+            "divided by all rows",
         ),
         (
             TOTAL,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from rungs.checkpointing import published
 from rungs.common.errors import UserError, errors_at
+from rungs.common.shown_text import format_bytes
 from rungs.data.text.tokenizer import TOKENIZER_FILE
 from rungs.data.text.tokenizer_files import load_tokenizer
 from rungs.huggingface.exporting import Export
@@ -76,7 +77,7 @@ class GGUFExport:
         """Describe the file in one line."""
         size = sum(self._bytes(name) for name in self._shapes)
         name = self._architecture.model_type
-        return f"{self._export.weights.path}: {name}, {size / 1e9:.2f} GB as {self._kind.name}"
+        return f"{self._export.weights.path}: {name}, {format_bytes(size)} as {self._kind.name}"
 
     def write(self, path: Path, name: str) -> None:
         """Write a new file, with the model's name in it. Raises UserError if a value is too large
