@@ -23,6 +23,8 @@ _BINS = 4
 _EXAMPLES = 5
 _RISE = 0.1
 """Reported if the reward rises by this much more than the share of correct texts."""
+_LEFT_OUT = 0.01
+"""Reported if more than this share of texts has no reward."""
 _REPEATED = 0.5
 """Reported if one text is this share of all texts."""
 
@@ -32,6 +34,8 @@ class Part(NamedTuple):
 
     steps: range
     completions: list[Completion]
+    left_out: float = 0.0
+    """Share of completions that have none."""
 
     def mean(self, value: Callable[[Completion], float]) -> float:
         """Return the mean of a value over completions."""
@@ -90,7 +94,8 @@ def _part(paths: Sequence[Path]) -> Part:
     rewarded = [completion for completion in found if completion.status == "ok"]
     if not rewarded:
         raise UserError(f"{paths[0]}: no text of it has a reward")
-    return Part(range(numbers[0], numbers[-1] + 1), rewarded)
+    steps, left_out = range(numbers[0], numbers[-1] + 1), 1 - len(rewarded) / len(found)
+    return Part(steps, rewarded, left_out)
 
 
 def _span(part: Part) -> str:
@@ -191,6 +196,11 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
                 f"! The reward changed by {rise}, but the share of texts that {what} changed by"
                 f" {gain}; the difference is {gap}: look at what is paid."
             )
+    if last.left_out > _LEFT_OUT:
+        yield (
+            f"! {last.left_out:.0%} of the latest texts are left out, as the verifier or"
+            " environment failed on them: train.log says why."
+        )
     text, count = Counter(c.written for c in last.completions).most_common(1)[0]
     share = count / len(last.completions)
     if share > _REPEATED and len({c.prompt for c in last.completions}) > 1:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from rungs.common.errors import UserError
+from rungs.common.shown_text import counted
 from rungs.common.strict_json import format_value as quoted
 from rungs.config.run_config import ReinforceRunConfig
 from rungs.reinforcement.policy_learner import PolicyInputs
@@ -19,7 +20,7 @@ _DIALOGUES, _TURNS = 4, 3
 def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) -> tuple[str, int]:
     """Return what the environments and tools of a run reply to turns of the newest step, or to the
     items' answers before the first, and what differs the second time; and the exit code, 1 if
-    anything does. Raises UserError if no task has turns."""
+    anything does or fails. Raises UserError if no task has turns."""
     if not any(task.has_turns for task in config.train.tasks):
         raise UserError("--check-environment: no task has an environment or tools")
     with ExitStack() as stack:
@@ -33,8 +34,10 @@ def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) ->
         for turn, other in zip(turns, again, strict=False):
             differs = "" if turn == other else f"; ! the second time {_told(other)}"
             lines.append(f"  {quoted(turn.wrote)} got {_told(turn)}{differs}")
-    end = "the same both times" if first == second else "! not the same both times"
-    return "\n".join([*lines, end]), int(first != second)
+    lines.append("the same both times" if first == second else "! not the same both times")
+    if failed := sum(turns[-1].status != "ok" for turns in first):
+        lines.append(f"! failed on {failed} of {counted(len(first), 'prompt')}")
+    return "\n".join(lines), int(first != second or failed > 0)
 
 
 def _told(turn: Turn) -> str:

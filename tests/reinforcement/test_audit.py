@@ -93,6 +93,8 @@ def test_texts_without_a_reward_are_left_out(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [RIGHT, failed], [failed, failed])
     with pytest.raises(UserError, match="no text of it has a reward"):
         audit(run)
+    text = audit(write(tmp_path / "some", [RIGHT, WRONG], [RIGHT, WRONG, OTHER, failed]))
+    assert "! 25% of the latest texts are left out" in text
 
 
 def test_without_texts_there_is_nothing_to_audit(tmp_path: Path) -> None:

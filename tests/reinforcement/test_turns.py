@@ -24,7 +24,7 @@ from rungs.tasks.environment import Environment
 from tests.reinforcement.test_start import Killed, assert_same_end, kill_in
 from tests.support.charts import draw_no_charts
 from tests.support.tiny_reinforcement import reinforce, steps_of, write_start
-from tests.support.turns import UNREPEATABLE, make_run_with_turns
+from tests.support.turns import ENVIRONMENT, UNREPEATABLE, make_run_with_turns
 
 KIND = reinforcement(trust_verifier=True)
 pytestmark = pytest.mark.usefixtures("no_charts")
@@ -275,6 +275,14 @@ def test_the_check_names_what_differs(whole: RunFolder, unrepeatable: RunFolder)
     text, code = check_environment(unrepeatable, load_reinforcement_run(unrepeatable.path), KIND)
     assert code == 1
     assert "; ! the second time " in text
+
+
+@pytest.mark.parametrize("reply", ["self.unknown", "'no such tokens'"])
+def test_the_check_names_what_fails(start: Path, tmp_path: Path, reply: str) -> None:
+    code = ENVIRONMENT.replace('f"{self.bit}:"', reply)
+    run = make_run_with_turns(tmp_path / "run", start, code)
+    text, exit_code = check_environment(run, load_reinforcement_run(run.path), KIND)
+    assert (exit_code, text.splitlines()[-1]) == (1, "! failed on 4 of 4 prompts")
 
 
 def test_records_from_before_there_were_turns_are_read(whole: RunFolder, tmp_path: Path) -> None:
