@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rungs.config.run_config import load_any_run
-from rungs.experiments.experiment import Experiment, Outcomes, Trial
+from rungs.experiments.experiment import Experiment, Measure, Outcomes, Trial
 from rungs.experiments.outcome import outcome_of
+from rungs.run.recorded_run import RecordedPolicyRun, kind_of
 
 
 def outcomes_of_runs(folders: Sequence[Path]) -> tuple[Experiment, Outcomes]:
     """Return the outcomes of runs, by the names of their folders. Runs that differ only in their
     seeds are a group, with the name of the first. Raises UserError for a folder that is no run."""
-    experiment = Experiment(kind="table", base=str(folders[0]))
+    is_policy = all(kind_of(folder) is RecordedPolicyRun for folder in folders)
+    measure: Measure = "pass_at_1" if is_policy else "validation_loss"
+    experiment = Experiment(kind="table", base=str(folders[0]), measure=measure)
     groups: dict[str, str] = {}
     found = Outcomes()
     for folder in folders:

@@ -7,16 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.config.reinforce_config import ReinforceConfig
-from rungs.config.run_config import load_any_run
 from rungs.experiments.experiment import Experiment, Measure, Outcome, Score, Target, Trial
 from rungs.run import records
 from rungs.run.folder import RunFolder
-from rungs.run.recorded_run import RecordedPolicyRun, RecordedRun, finite_points
+from rungs.run.recorded_run import AnyRecorded, RecordedPolicyRun, finite_points, kind_of
 
 LAST_STEPS = 20
 """Steps whose mean is the training loss at the end."""
-AnyRecorded = RecordedRun | RecordedPolicyRun
 
 
 def outcome_of(
@@ -25,7 +22,7 @@ def outcome_of(
     """Return what became of a trial in a run folder, from the exit code of its process and the
     processor of the machine."""
     run = RunFolder(folder)
-    recorded = _recorded(folder) if run.metrics.exists() else None
+    recorded = kind_of(folder).load(folder) if run.metrics.exists() else None
     value = None
     if recorded is not None and len(recorded) and not exit_code:
         value = _measured(experiment.measure, recorded, run)
@@ -52,11 +49,6 @@ def outcome_of(
         curve=_curve(experiment.measure, recorded),
         losses={name: float(column[-1]) for name, column in losses.items()},
     )
-
-
-def _recorded(folder: Path) -> AnyRecorded:
-    is_policy = isinstance(load_any_run(folder).train, ReinforceConfig)
-    return RecordedPolicyRun.load(folder) if is_policy else RecordedRun.load(folder)
 
 
 def _measured(measure: Measure, recorded: AnyRecorded, run: RunFolder) -> float | None:

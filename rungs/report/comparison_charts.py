@@ -1,8 +1,8 @@
 """Charts of several runs in one picture: comparisons, the power law of loss over compute, and the
-coordinate check of muP. To add a comparison, list its function in
-`COMPARISON_CHARTS`."""
+coordinate check of muP. To add a comparison, list its function in `COMPARISON_CHARTS` or, of runs
+that learn from rewards, `POLICY_COMPARISON_CHARTS`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,13 @@ from rungs.planning.mup import WidthMeasurement
 from rungs.planning.power_law import EXTRAPOLATION, ScaledRuns
 from rungs.report import drawing, run_charts
 from rungs.report.drawing import BLACK, COLOURS, MARKERS, SKY_BLUE
-from rungs.run.recorded_run import Curve, RecordedRun, finite_points
+from rungs.run.recorded_run import (
+    AnyRecorded,
+    Curve,
+    RecordedPolicyRun,
+    RecordedRun,
+    finite_points,
+)
 from rungs.run.step_table import FloatArray
 
 POINTS = 50
@@ -30,14 +36,16 @@ _LAW_POINTS = 200
 
 
 def draw_comparison(
-    runs: list[RecordedRun],
+    runs: Sequence[AnyRecorded],
     output_folder: Path,
     chart_style: str | None = None,
 ) -> list[Path]:
-    """Draw charts with all the runs on each, in one of `drawing.STYLES`, the first run's if None,
-    and return the files written. Raises UserError if a chart cannot be written."""
+    """Draw charts with all the runs, of one kind, on each, in one of `drawing.STYLES`, the first
+    run's if None, and return the files written. Raises UserError if a chart cannot be written."""
+    is_policy = isinstance(runs[0], RecordedPolicyRun)
+    charts: dict[str, Any] = POLICY_COMPARISON_CHARTS if is_policy else COMPARISON_CHARTS
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):
-        return drawing.write_all(COMPARISON_CHARTS, runs, output_folder)
+        return drawing.write_all(charts, runs, output_folder)
 
 
 def loss_by_step(runs: list[RecordedRun]) -> Figure:
@@ -53,34 +61,104 @@ def loss_by_tokens(runs: list[RecordedRun]) -> Figure:
 
 def loss_by_time(runs: list[RecordedRun]) -> Figure:
     """Loss of all runs over training time."""
+    unit, size = _time_unit(runs)
+    times = [run.seconds / size for run in runs]
+    return _loss_comparison(runs, f"training time ({unit})", times)
+
+
+def pass_at_1_by_step(runs: list[RecordedPolicyRun]) -> Figure:
+    """pass@1 of all runs on the held-out items, over the steps before."""
+    return _pass_at_1_comparison(runs, "step", [_steps_before(run) for run in runs])
+
+
+def pass_at_1_by_time(runs: list[RecordedPolicyRun]) -> Figure:
+    """pass@1 of all runs on the held-out items, over training time."""
+    unit, size = _time_unit(runs)
+    times = [
+        np.interp(_steps_before(run), run.column("global_step") + 1, run.seconds / size, left=0)
+        for run in runs
+    ]
+    return _pass_at_1_comparison(runs, f"training time ({unit})", times)
+
+
+def reward_by_step(runs: list[RecordedPolicyRun]) -> Figure:
+    """Reward in training of all runs over their steps."""
+    steps, length = [run.column("global_step") for run in runs], _stretch(runs)
+    panels = {_smoothing(length): _medians("reward", runs, steps, length)}
+    return _comparison(runs, "reward", "step", "mean reward", panels)
+
+
+def _pass_at_1_comparison(
+    runs: list[RecordedPolicyRun], x_label: str, xs: list[FloatArray]
+) -> Figure:
+    ys = [np.array([found.pass_at_1 for _, found in run.validations]) for run in runs]
+    panels = {"held-out": list(zip(xs, ys, strict=True))}
+    return _comparison(runs, "pass@1", x_label, "share of right answers", panels)
+
+
+def _steps_before(run: RecordedPolicyRun) -> FloatArray:
+    """Return the number of steps before each validation."""
+    return np.array([float(steps) for steps, _ in run.validations])
+
+
+def _time_unit(runs: Sequence[AnyRecorded]) -> tuple[str, int]:
+    """Return a unit that suits the training times, and its seconds."""
     longest = max(run.seconds[-1] for run in runs)
     units = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
-    unit = [name for name, size in units.items() if size == 1 or longest >= 3 * size][-1]
-    times = [run.seconds / units[unit] for run in runs]
-    return _loss_comparison(runs, f"training time ({unit})", times)
+    return [(name, size) for name, size in units.items() if size == 1 or longest >= 3 * size][-1]
 
 
 def _loss_comparison(runs: list[RecordedRun], x_label: str, xs: list[FloatArray]) -> Figure:
     """Draw training loss on the left and, if any run has it, validation loss on the right, with a
     curve per run."""
-    length = -(-max(map(len, runs)) // POINTS)
-    smoothing = f"median of {length:,} steps" if length > 1 else "each step"
-    pairs = list(zip(xs, runs, strict=True))
-    medians = [drawing.in_stretches(x, run.column("train_loss"), length) for x, run in pairs]
-    panels: dict[str, list[Curve]] = {f"training ({smoothing})": [(m.x, m.middle) for m in medians]}
-    validation = [finite_points(x, run.column("validation_loss")) for x, run in pairs]
+    length = _stretch(runs)
+    panels = {_smoothing(length): _medians("train_loss", runs, xs, length)}
+    validation = [
+        finite_points(x, run.column("validation_loss")) for x, run in zip(xs, runs, strict=True)
+    ]
     if any(x.size for x, _ in validation):
         panels["validation"] = validation
+    notes = run_charts.overlaps(runs)
+    figure = _comparison(runs, "loss", x_label, "loss (nats per token)", panels, notes)
+    drawing.log_axis(figure.axes[0])
+    return figure
+
+
+def _stretch(runs: Sequence[AnyRecorded]) -> int:
+    return -(-max(map(len, runs)) // POINTS)
+
+
+def _smoothing(length: int) -> str:
+    return f"training ({f'median of {length:,} steps' if length > 1 else 'each step'})"
+
+
+def _medians(
+    field: str, runs: Sequence[AnyRecorded], xs: list[FloatArray], length: int
+) -> list[Curve]:
+    """Return a metric's median in each stretch, of each run."""
+    pairs = zip(xs, runs, strict=True)
+    medians = [drawing.in_stretches(x, run.column(field), length) for x, run in pairs]
+    return [(median.x, median.middle) for median in medians]
+
+
+def _comparison(
+    runs: Sequence[AnyRecorded],
+    what: str,
+    x_label: str,
+    y_label: str,
+    panels: dict[str, list[Curve]],
+    notes: Sequence[str] = (),
+) -> Figure:
+    """Draw a curve for each run in each panel."""
     names = [run.name for run in runs]
     subject = ", ".join(names)
-    title = f"{subject if len(subject) <= 60 else f'{len(runs)} runs'}: loss"
-    figure, axes = drawing.new_chart(title, x_label, "loss (nats per token)", len(panels))
+    title = f"{subject if len(subject) <= 60 else f'{len(runs)} runs'}: {what}"
+    figure, axes = drawing.new_chart(title, x_label, y_label, len(panels))
     for panel, (panel_title, curves) in zip(axes, panels.items(), strict=True):
         panel.set_title(panel_title, fontsize="medium")
         drawing.x_axis(panel)
         lines = _lines(panel, curves)
-    drawing.legend(figure, dict(zip(names, lines, strict=True)), run_charts.overlaps(runs))
-    drawing.log_axis(axes[0])
+    drawing.legend(figure, dict(zip(names, lines, strict=True)), notes)
     return figure
 
 
@@ -104,6 +182,11 @@ COMPARISON_CHARTS: dict[str, Callable[[list[RecordedRun]], Figure]] = {
     "loss-by-step-chart.png": loss_by_step,
     "loss-by-tokens-chart.png": loss_by_tokens,
     "loss-by-time-chart.png": loss_by_time,
+}
+POLICY_COMPARISON_CHARTS: dict[str, Callable[[list[RecordedPolicyRun]], Figure]] = {
+    "pass-at-1-by-step-chart.png": pass_at_1_by_step,
+    "pass-at-1-by-time-chart.png": pass_at_1_by_time,
+    "reward-by-step-chart.png": reward_by_step,
 }
 
 

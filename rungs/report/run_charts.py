@@ -20,12 +20,12 @@ from matplotlib.lines import Line2D
 
 from rungs.common.errors import RunFailure, UserError, reason
 from rungs.common.helper_process import ENDED, KILLED, receive
-from rungs.config.run_config import REINFORCE_FILE, config_files, load_run
+from rungs.config.run_config import load_run
 from rungs.data import catalog, overlap
 from rungs.report import drawing
 from rungs.report.drawing import BLACK, BLUE, GREEN, ORANGE, PALE, PURPLE, SKY_BLUE, VERMILLION
 from rungs.run.folder import RunFolder
-from rungs.run.recorded_run import Curve, RecordedPolicyRun, RecordedRun, finite_points
+from rungs.run.recorded_run import Curve, RecordedPolicyRun, RecordedRun, finite_points, kind_of
 from rungs.run.step_table import BestStep, FloatArray
 
 Charts = dict[str, Callable[[Any], Figure]]
@@ -63,7 +63,7 @@ def draw_run(
 
 def _kind_of(run_folder: Path) -> tuple[Any, Charts]:
     """Return the type of a run, and its charts. Raises UserError if a config is wrong."""
-    if config_files(run_folder)[1] == REINFORCE_FILE:
+    if kind_of(run_folder) is RecordedPolicyRun:
         return RecordedPolicyRun, POLICY_CHARTS | STEP_CHARTS
     learns_preferences = load_run(run_folder).train.learns_preferences
     charts = PREFERENCE_CHARTS if learns_preferences else {}

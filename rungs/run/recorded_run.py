@@ -58,6 +58,15 @@ class RecordedSteps(Generic[C]):
         steps = StepTable.read(folder / metrics.METRICS_FILE)
         return cls(name or folder.resolve().name, cls._load_config(folder), steps)
 
+    @classmethod
+    def load_all(cls, run_folders: Sequence[Path]) -> list[Self]:
+        """Read the runs in these folders; those with the same name are shown by path."""
+        names = [folder.resolve().name for folder in run_folders]
+        return [
+            cls.load(folder, str(folder) if names.count(name) > 1 else name)
+            for folder, name in zip(run_folders, names, strict=True)
+        ]
+
     @staticmethod
     def _load_config(run_folder: Path) -> Any:
         raise NotImplementedError
@@ -84,13 +93,13 @@ class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
         return found
 
 
-def load_runs(run_folders: list[Path]) -> list[RecordedRun]:
-    """Return the runs in these folders. Folders with the same name are shown by path."""
-    names = [folder.resolve().name for folder in run_folders]
-    return [
-        RecordedRun.load(folder, str(folder) if names.count(name) > 1 else name)
-        for folder, name in zip(run_folders, names, strict=True)
-    ]
+AnyRecorded = RecordedRun | RecordedPolicyRun
+
+
+def kind_of(run_folder: Path) -> type[AnyRecorded]:
+    """Return the type of the run in a folder. Raises UserError if it has configs of both."""
+    is_policy = run_config.config_files(run_folder)[1] == run_config.REINFORCE_FILE
+    return RecordedPolicyRun if is_policy else RecordedRun
 
 
 def finite_points(x: FloatArray, y: FloatArray) -> Curve:
@@ -98,27 +107,43 @@ def finite_points(x: FloatArray, y: FloatArray) -> Curve:
     return x[np.isfinite(y)], y[np.isfinite(y)]
 
 
-def results_table(runs: list[RecordedRun]) -> str:
-    """Return a table of steps, losses and speed with one row per run."""
-    heading = ["run", "steps", "tokens seen", "train loss", "validation loss"]
-    heading += ["best validation loss", "tokens/s", "wall time"]
-    return align_columns([heading, *(_figures(run) for run in runs)])
+def results_table(runs: Sequence[AnyRecorded]) -> str:
+    """Return a table of steps, losses or rewards, and speed with one row per run of one kind."""
+    rows = [_figures(run) for run in runs]
+    return align_columns([[*rows[0]], *([*row.values()] for row in rows)])
 
 
-def _figures(run: RecordedRun) -> list[str]:
-    tokens, seconds, best = run.column("tokens_seen")[-1], run.seconds[-1], run.best_step
-    speed = run.steps.mean_tokens_per_second
+def _figures(run: AnyRecorded) -> dict[str, str]:
+    speed, is_policy = run.steps.mean_tokens_per_second, isinstance(run, RecordedPolicyRun)
+    return {
+        "run": run.name,
+        "steps": f"{len(run):,}",
+        "tokens sampled" if is_policy else "tokens seen": f"{run.column('tokens_seen')[-1]:,.0f}",
+        **(_rewards(run) if isinstance(run, RecordedPolicyRun) else _losses(run)),
+        "tokens/s": "-" if speed is None else f"{speed:,.0f}",
+        "wall time": format_duration(run.seconds[-1]),
+    }
+
+
+def _losses(run: RecordedRun) -> dict[str, str]:
+    best = run.best_step
     _, validations = finite_points(run.seconds, run.column("validation_loss"))
-    return [
-        run.name,
-        f"{len(run):,}",
-        f"{tokens:,.0f}",
-        _loss(run.column("train_loss")[-1]),
-        _loss(validations[-1]) if len(validations) else "-",
-        f"{_loss(best.loss)} at step {best.step}" if len(validations) and best else "-",
-        "-" if speed is None else f"{speed:,.0f}",
-        format_duration(seconds),
-    ]
+    return {
+        "train loss": _loss(run.column("train_loss")[-1]),
+        "validation loss": _loss(validations[-1]) if len(validations) else "-",
+        "best validation loss": (
+            f"{_loss(best.loss)} at step {best.step}" if len(validations) and best else "-"
+        ),
+    }
+
+
+def _rewards(run: RecordedPolicyRun) -> dict[str, str]:
+    shares = [f"{found.pass_at_1:.1%}" for _, found in run.validations] or ["-"]
+    return {
+        "reward": f"{run.column('reward')[-1]:.3f}",
+        "first pass@1": shares[0],
+        "last pass@1": shares[-1],
+    }
 
 
 def _loss(loss: float) -> str:
@@ -152,7 +177,7 @@ def _keys(config: run_config.AnyRunConfig) -> dict[str, Any]:
     }
 
 
-def differences_table(runs: list[RecordedRun]) -> str:
+def differences_table(runs: Sequence[AnyRecorded]) -> str:
     """Return a table of the config keys in which the runs differ, defaults included."""
     rows = [["file", "key", *(run.name for run in runs)]]
     for name, values in differing_keys({run.name: run.config for run in runs}).items():

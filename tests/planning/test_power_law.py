@@ -25,7 +25,7 @@ from rungs.planning.power_law import ScaledRuns
 from rungs.report import drawing
 from rungs.report.comparison_charts import power_law_chart
 from rungs.run.metrics import StepMetrics
-from rungs.run.recorded_run import load_runs
+from rungs.run.recorded_run import RecordedRun
 from rungs.run.step_table import FloatArray
 from rungs.step.state import shapes_of
 
@@ -192,7 +192,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
 
 
 def text_of(folders: list[Path]) -> str:
-    return ScaledRuns.of(load_runs(folders)).as_text()
+    return ScaledRuns.of(RecordedRun.load_all(folders)).as_text()
 
 
 def test_the_command_fits_final_losses_over_compute(make_run: MakeRun) -> None:
@@ -233,7 +233,7 @@ def test_a_bend_is_reported_with_its_direction(make_run: MakeRun, bend: float, l
     ends = {width: np.exp(1.3 - 0.05 * x[width] + bend * x[width] ** 2) for width in WIDTHS}
     folders = [make_run(width, end=end) for width, end in ends.items()]
     assert f"Not a power law: {line} (coefficient of log² C: {bend:.7f}" in text_of(folders)
-    figure = power_law_chart(ScaledRuns.of(load_runs(folders)))
+    figure = power_law_chart(ScaledRuns.of(RecordedRun.load_all(folders)))
     assert figure.axes[0].get_title().splitlines()[1:] == [line]
 
 
@@ -242,7 +242,7 @@ def test_an_unfinished_run_is_reported_and_drawn_hollow(make_run: MakeRun) -> No
     folders.append(make_run(96, stop=STEPS - 3))
     lines = [line for line in text_of(folders).splitlines() if "not finished" in line]
     assert [line.split()[0] for line in lines] == ["w96"]
-    scaled = ScaledRuns.of(load_runs(folders))
+    scaled = ScaledRuns.of(RecordedRun.load_all(folders))
     assert scaled.runs[3].end[0] == pytest.approx(flops_of(96) * 21 / STEPS)
     figure = power_law_chart(scaled)
     hollow = [m.get_label() for m in markers(figure) if m.get_markerfacecolor() == "white"]
@@ -295,7 +295,7 @@ def test_unsuitable_runs_are_rejected_and_nothing_is_written(
 
 def test_a_loss_of_zero_is_rejected(make_run: MakeRun) -> None:
     folders = [make_run(width) for width in WIDTHS[:3]]
-    *runs, odd = load_runs(folders)
+    *runs, odd = RecordedRun.load_all(folders)
     odd.column("validation_loss")[-1] = 0
     with pytest.raises(UserError, match=r"w64 ends at loss .* needs both above 0"):
         ScaledRuns.of([*runs, odd])
@@ -309,7 +309,7 @@ def markers(figure: Figure) -> list[Any]:
 @pytest.mark.parametrize("ends", [{}, {16: 4.0, 32: 2.0, 64: 3.0}], ids=["narrow", "wide"])
 def test_the_chart_shows_runs_law_and_interval(make_run: MakeRun, ends: dict[int, float]) -> None:
     folders = [make_run(width, end=ends.get(width, 0)) for width in WIDTHS[:3]]
-    scaled = ScaledRuns.of(load_runs(folders))
+    scaled = ScaledRuns.of(RecordedRun.load_all(folders))
     with drawing.use_style("plain"):
         figure = power_law_chart(scaled)
         figure.draw_without_rendering()

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from rungs.cli import charts
 from rungs.cli.charts import comparison_folder
 from rungs.common.errors import RunFailure, UserError
+from rungs.experiments.loose_runs import outcomes_of_runs
 from rungs.report import comparison_charts, drawing, run_charts
 from rungs.report.comparison_charts import COMPARISON_CHARTS, draw_comparison
 from rungs.report.run_charts import (
@@ -33,7 +34,6 @@ from rungs.run.recorded_run import (
     RecordedPolicyRun,
     RecordedRun,
     differences_table,
-    load_runs,
     results_table,
 )
 from tests.support import policy_steps
@@ -173,7 +173,7 @@ def test_odd_runs_are_drawn(make_run: MakeRun, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.filterwarnings("error")
 def test_odd_runs_are_compared(make_run: MakeRun, tmp_path: Path) -> None:
-    runs = load_runs([make_run(name, steps) for name, steps in ODD_RUNS.items()])
+    runs = RecordedRun.load_all([make_run(name, steps) for name, steps in ODD_RUNS.items()])
     assert len(draw_comparison(runs, tmp_path / "out")) == len(COMPARISON_CHARTS)
     assert len(results_table(runs).splitlines()) == 1 + len(runs)
 
@@ -222,7 +222,7 @@ def test_a_thinned_line_has_every_extreme_and_long_gaps() -> None:
 def test_a_part_of_a_run_is_smoothed_like_the_whole(make_run: MakeRun) -> None:
     noise = np.random.default_rng(0).normal(size=1000)
     steps = [step(n, train_loss=3 + value) for n, value in enumerate(noise.tolist())]
-    runs = load_runs([make_run("whole", steps), make_run("part", steps[:400])])
+    runs = RecordedRun.load_all([make_run("whole", steps), make_run("part", steps[:400])])
     lines = comparison_charts.loss_by_step(runs).axes[0].get_lines()
     whole, part = (np.asarray(line.get_xydata()) for line in lines)
     np.testing.assert_array_equal(part, whole[: len(part)])
@@ -338,7 +338,7 @@ def test_groups_fill_the_chart_and_kl_is_shown_if_there_is_one(tmp_path: Path) -
 def test_comparison_shows_each_run_over_its_own_tokens_and_time(make_run: MakeRun) -> None:
     fast = [step(n, validation_loss=None if n % 10 else 4.0) for n in range(31)]
     slow = [one | {"step_seconds": 2.0, "tokens_seen": 100 * n} for n, one in enumerate(fast[:21])]
-    runs = load_runs([make_run("fast", fast), make_run("slow", slow)])
+    runs = RecordedRun.load_all([make_run("fast", fast), make_run("slow", slow)])
     for draw, ends in (
         (comparison_charts.loss_by_tokens, (992, 2000)),
         (comparison_charts.loss_by_time, (15.5, 42)),
@@ -348,10 +348,35 @@ def test_comparison_shows_each_run_over_its_own_tokens_and_time(make_run: MakeRu
         assert [len(np.asarray(line.get_xdata())) for line in validation.get_lines()] == [4, 3]
 
 
+def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) -> None:
+    start, middle, end = map(policy_steps.validation, (0.3, 0.35, 0.8))
+    steps = [policy_steps.step(number) for number in range(21)]
+    steps[0] = policy_steps.step(0, start_validation=start, validation=middle)
+    steps[20] = policy_steps.step(20, validation=end)
+    folders = [policy_run(tmp_path / "a", steps), policy_run(tmp_path / "b", steps[:9])]
+    result = CliRunner().invoke(charts.main, [*map(str, folders), "--output-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert comparison_charts.POLICY_COMPARISON_CHARTS.keys() <= names_in(tmp_path)
+    [line] = [line for line in result.output.splitlines() if line.startswith("a ")]
+    assert line.split()[:6] == ["a", "21", "2,000", "0.500", "30.0%", "80.0%"]
+    runs = RecordedPolicyRun.load_all(folders)
+    for draw, x in (
+        (comparison_charts.pass_at_1_by_step, (0, 1, 21)),
+        (comparison_charts.pass_at_1_by_time, (0, 0.5, 10.5)),
+    ):
+        whole, part = draw(runs).axes[0].get_lines()
+        assert tuple(np.asarray(whole.get_xdata())) == x
+        assert tuple(np.asarray(whole.get_ydata())) == (0.3, 0.35, 0.8)
+        assert tuple(np.asarray(part.get_ydata())) == (0.3, 0.35)
+    experiment, outcomes = outcomes_of_runs(folders)
+    assert experiment.measure == "pass_at_1"
+    assert [one.value for one in outcomes.values()] == [0.8, 0.35]
+
+
 @pytest.mark.filterwarnings("error")
 def test_ten_runs_are_distinguishable_without_colour(make_run: MakeRun, tmp_path: Path) -> None:
     names = [*("_a", " a", "$x^{$"), *(f"{i}".rjust(60, "n") for i in range(7))]
-    runs = load_runs([make_run(name, 30) for name in names])
+    runs = RecordedRun.load_all([make_run(name, 30) for name in names])
     written = draw_comparison(runs, tmp_path / "out")
     assert {path.name for path in written} == names_in(tmp_path / "out") == COMPARISON_CHARTS.keys()
     with drawing.use_style("plain"):
@@ -377,9 +402,9 @@ def test_the_results_table_matches_the_metrics(make_run: MakeRun) -> None:
 def test_the_differences_table_has_only_keys_that_differ(make_run: MakeRun) -> None:
     lineage = {"like": "runs/a", "set": {"seed": 7}}
     folders = [make_run("a", 1, weight_decay=0.01), make_run("b", 1, seed=7, lineage=lineage)]
-    lines = differences_table(load_runs(folders)).splitlines()
+    lines = differences_table(RecordedRun.load_all(folders)).splitlines()
     assert [line.split() for line in lines[1:]] == [["train.json", "seed", "0", "7"]]
-    assert "same" in differences_table(load_runs(folders[:1] * 2))
+    assert "same" in differences_table(RecordedRun.load_all(folders[:1] * 2))
 
 
 def test_the_comparison_folder_names_its_runs() -> None:
