@@ -36,7 +36,7 @@ DTYPE_OPTION = click.option(
 """The option of commands that generate text, for `load_token_generator`."""
 
 
-LIKE_OPTION = click.option("--like", metavar="OTHER", help="First create RUN as a copy of OTHER.")
+LIKE_OPTION = click.option("--like", metavar="OTHER", help="RUN is new: a copy of OTHER.")
 SET_OPTION = click.option(
     *("--set", "settings"),
     metavar="KEY=VALUE",
@@ -46,7 +46,7 @@ SET_OPTION = click.option(
 PRESET_OPTION = click.option(
     "--preset",
     metavar="NAME",
-    help="First create RUN, to train a published architecture of this size from scratch, such as"
+    help="RUN is new: it trains a published architecture of this size from scratch, such as"
     " gpt2-medium. docs/models.md lists them.",
 )
 """Options of commands that make a run, for `create_like` and `create_preset`."""

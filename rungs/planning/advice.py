@@ -139,6 +139,22 @@ def larger_microbatch(
     return None
 
 
+def larger_step(
+    config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
+) -> Edit | None:
+    """Return the largest microbatch, the run's doubled any number of times, that fits `limit` bytes
+    per device, for a run whose step is one microbatch."""
+    model, train = config
+    estimates, found, size = MemoryEstimates(config, mesh, stored), None, 2 * train.microbatch_size
+    while train.microbatches_per_step == 1:
+        keys = {"microbatch_size": size}
+        memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
+        if memory.total > USABLE_SHARE * limit:
+            break
+        found, size = Edit(keys, memory), 2 * size
+    return found
+
+
 def _split(train: TrainConfig, size: int) -> dict[str, Any]:
     """Return the keys for microbatches of this size with the same sequences per step."""
     steps = train.sequences_per_step // size

@@ -282,7 +282,7 @@ def _time(forecast: Forecast) -> Iterator[str]:
     if per_hour is not None:
         unknown = "not known, as the time is not"
         if throughput is not None:
-            unknown = "not known until the datasets are here"
+            unknown = "not known until the datasets are here, or max_steps is set"
         shown = unknown if cost is None else f"{cost:,.2f}"
         hourly = f"an hour costs {per_hour:,.2f}"
         if throughput is not None:
@@ -358,6 +358,8 @@ def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[str]
     if fits(forecast, compiled):
         if larger := forecast.larger_microbatch():
             yield f"faster, with the same global batch: {larger}"
+        elif larger := forecast.larger_step():
+            yield f"room for a step of more sequences: {larger}"
         yield "It fits."
         return
     if _fits_memory(forecast, compiled):

@@ -215,6 +215,14 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     whole = found.config.train.model_copy(update=larger)
     whole_step = found._replace(config=found.config._replace(train=whole))
     assert whole_step.larger_microbatch() is None
+    larger_step = whole_step.larger_step()
+    assert larger_step is not None
+    assert f"room for a step of more sequences: {larger_step}" in as_text(run, whole_step)
+    size = larger_step.keys["microbatch_size"]
+    for factor, fits in ((1, True), (2, False)):
+        edited = whole.model_copy(update={"microbatch_size": factor * size})
+        memory = forecast.memory_on_same_devices(whole_step, found.config._replace(train=edited))
+        assert (memory.total <= 0.9 * found.usable_bytes) is fits
 
 
 def test_the_disk_of_this_machine_does_not_count_for_devices_elsewhere(
@@ -506,7 +514,10 @@ def test_a_cost_that_is_not_known_is_said_in_one_line_with_the_reason(tmp_path: 
     assert f"time      not known: {report.UNKNOWN_SPEED}\ncost      not known, as the" in shown
     endless = make_run(tmp_path / "all", min_train_tokens=-1)
     shown = command(endless.path, *priced, "--tokens-per-second", "1").stdout
-    assert "cost      not known until the datasets are here; an hour costs 1.00" in shown
+    assert (
+        "cost      not known until the datasets are here, or max_steps is set; an hour costs 1.00"
+        in shown
+    )
 
 
 @pytest.mark.parametrize(
