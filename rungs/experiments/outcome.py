@@ -83,7 +83,7 @@ def _why_none(measure: Measure) -> str:
 
 def _curve(measure: Measure, recorded: AnyRecorded) -> list[tuple[float, float]]:
     if measure == "pass_at_1" and isinstance(recorded, RecordedPolicyRun):
-        return [(float(steps), found.pass_at_1) for steps, found in recorded.validations]
+        return [(step + 1.0, found.pass_at_1) for step, found in recorded.validations]
     tokens, losses = finite_points(
         recorded.column("tokens_seen"), recorded.column("validation_loss")
     )

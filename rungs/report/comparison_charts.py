@@ -67,15 +67,15 @@ def loss_by_time(runs: list[RecordedRun]) -> Figure:
 
 
 def pass_at_1_by_step(runs: list[RecordedPolicyRun]) -> Figure:
-    """pass@1 of all runs on the held-out items, over the steps before."""
-    return _pass_at_1_comparison(runs, "step", [_steps_before(run) for run in runs])
+    """pass@1 of all runs on the held-out items, over their steps."""
+    return _pass_at_1_comparison(runs, "step", [_validated_steps(run) for run in runs])
 
 
 def pass_at_1_by_time(runs: list[RecordedPolicyRun]) -> Figure:
     """pass@1 of all runs on the held-out items, over training time."""
     unit, size = _time_unit(runs)
     times = [
-        np.interp(_steps_before(run), run.column("global_step") + 1, run.seconds / size, left=0)
+        np.interp(_validated_steps(run), run.column("global_step"), run.seconds / size, left=0)
         for run in runs
     ]
     return _pass_at_1_comparison(runs, f"training time ({unit})", times)
@@ -96,9 +96,9 @@ def _pass_at_1_comparison(
     return _comparison(runs, "pass@1", x_label, "share of right answers", panels)
 
 
-def _steps_before(run: RecordedPolicyRun) -> FloatArray:
-    """Return the number of steps before each validation."""
-    return np.array([float(steps) for steps, _ in run.validations])
+def _validated_steps(run: RecordedPolicyRun) -> FloatArray:
+    """Return the step after which each validation was, -1 for that of the start."""
+    return np.array([float(step) for step, _ in run.validations])
 
 
 def _time_unit(runs: Sequence[AnyRecorded]) -> tuple[str, int]:

@@ -308,7 +308,7 @@ def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
         values = np.array([validation.pass_at[k] for validation in found])
         look: dict[str, Any] = {"color": PURPLE, "linestyle": "--", "marker": "s"}
         lines[f"pass@{k}"] = drawing.line(axes, steps, values, **look)
-    if steps[0] == 0:
+    if steps[0] < 0:
         look = {"color": BLACK, "linestyle": ":", "linewidth": 1}
         lines["pass@1 of the start"] = axes.axhline(pass_at_1[0], **look)
     return lines

@@ -85,11 +85,11 @@ class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
 
     @property
     def validations(self) -> list[tuple[int, metrics.Validation]]:
-        """Number of steps before each validation, and its result."""
+        """The step after which each validation was, and its result; −1 for that of the start."""
         found: list[tuple[int, metrics.Validation]] = []
         for step in metrics.stream(self.steps.path, metrics.PolicyMetrics):
-            found += [(0, step.start_validation)] if step.start_validation else []
-            found += [(step.global_step + 1, step.validation)] if step.validation else []
+            found += [(-1, step.start_validation)] if step.start_validation else []
+            found += [(step.global_step, step.validation)] if step.validation else []
         return found
 
 

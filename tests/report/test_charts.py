@@ -317,7 +317,9 @@ def test_the_reward_chart_shows_held_out_items_beside_the_start(tmp_path: Path) 
     wanted = {"pass@1 on held-out items", "its 95% interval", "pass@2", "pass@1 of the start"}
     assert wanted | {"reward correct", "reward brief"} < legend_of(figure)
     assert {(0.3, 0.35, 0.8), (0.3, 0.3)} < {*map(tuple, heights(figure.axes[0]))}
-    assert run.validations == [(0, start), (1, first), (21, last)]
+    assert run.validations == [(-1, start), (0, first), (20, last)]
+    places = [np.asarray(line.get_xdata()).tolist() for line in figure.axes[0].get_lines()]
+    assert [-1, 0, 20] in places  # beside the rewards of steps 0 and 20
 
 
 def test_groups_fill_the_chart_and_kl_is_shown_if_there_is_one(tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
     assert line.split()[:6] == ["a", "21", "2,000", "0.500", "30.0%", "80.0%"]
     runs = RecordedPolicyRun.load_all(folders)
     for draw, x in (
-        (comparison_charts.pass_at_1_by_step, (0, 1, 21)),
+        (comparison_charts.pass_at_1_by_step, (-1, 0, 20)),
         (comparison_charts.pass_at_1_by_time, (0, 0.5, 10.5)),
     ):
         whole, part = draw(runs).axes[0].get_lines()
