@@ -38,6 +38,7 @@ from rungs.reinforcement.sampling import CompletionSource, Prompts, Seconds, lon
 from rungs.reinforcement.turn_format import TurnFormat
 from rungs.run import folder, metrics
 from rungs.run.metrics import PolicyMetrics, Validation
+from rungs.run.step_table import StepTable
 from rungs.step.train_step import StepResult, make_step
 from rungs.tasks.catalog import open_task
 from rungs.tasks.checkup import Checkup, check
@@ -376,13 +377,12 @@ class PolicyLearner:
         steps = list(metrics.stream(run.metrics, PolicyMetrics))
         last = last or next(reversed(steps), None)
         first = next((step.start_validation for step in steps if step.start_validation), None)
-        validated = [(step.validation.pass_at_1, step) for step in steps if step.validation]
-        best = max(validated, key=lambda pair: pair[0], default=None)
+        best = StepTable.read(run.metrics).highest_pass_at_1()
         return (
             f"{last.tokens_seen if last else 0:,} tokens sampled in"
             f" {sum(step.step_seconds for step in steps):,.1f} s; pass@1 at the start"
             f" {_pass_at_1(first)}, now {_pass_at_1(last.validation if last else None)}, best"
-            f" {f'{best[0]:.1%} at step {best[1].global_step:,}' if best else 'none'}"
+            f" {f'{best.value:.1%} at step {best.step:,}' if best else 'none'}"
         )
 
 

@@ -85,15 +85,16 @@ class ShownRun:
         return {"table": _encoded(columns, shown), "means": _encoded(means, slice(None))}
 
     def _figures(self) -> dict[str, Any]:
-        """Return the last value of each metric, the mean speed, and the best step."""
+        """Return the last value of each metric, the mean speed, and the best step with what makes
+        it so."""
         if not len(self.steps):
             return {}
         figures = {name: _last(column) for name, column in self.steps.columns.items()}
+        if best := self._best:
+            figures |= {"best_step": best.step, f"best.{best.field}": best.value}
         return figures | {
             "seconds": float(self.steps.seconds[-1]),
             "mean_tokens_per_second": self.steps.mean_tokens_per_second,
-            "best_step": self._best.step if self._best else None,
-            "best_loss": self._best.loss if self._best else None,
         }
 
     @property

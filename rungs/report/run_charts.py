@@ -141,7 +141,7 @@ def _spikes(axes: Axes, run: RecordedRun) -> drawing.Lines:
 def _mark_best(axes: Axes, best: BestStep) -> Line2D:
     """Draw a star at the best step, and its loss above the chart, where it covers no data."""
     kind = "training" if best.field == "train_loss" else "validation"
-    step, loss, (left, right) = best.step, best.loss, axes.get_xlim()
+    step, loss, (left, right) = best.step, best.value, axes.get_xlim()
     third = int(np.clip(3 * (step - left) / (right - left), 0, 2))
     axes.axvline(step, color=BLACK, linestyle=":", linewidth=1, zorder=1)
     axes.annotate(

@@ -132,7 +132,7 @@ def _losses(run: RecordedRun) -> dict[str, str]:
         "train loss": _loss(run.column("train_loss")[-1]),
         "validation loss": _loss(validations[-1]) if len(validations) else "-",
         "best validation loss": (
-            f"{_loss(best.loss)} at step {best.step}" if len(validations) and best else "-"
+            f"{_loss(best.value)} at step {best.step}" if len(validations) and best else "-"
         ),
     }
 
@@ -160,7 +160,8 @@ def use_different_datasets(configs: Sequence[run_config.AnyRunConfig]) -> bool:
 
 def differing_keys(configs: Mapping[str, run_config.AnyRunConfig]) -> dict[str, dict[str, Any]]:
     """Return the keys, as "file: key", in which the configs of runs differ, defaults included, with
-    the value of each run. `configs` has them by the run's name."""
+    the value of each run; objects in it, such as tasks, without keys that have their default.
+    `configs` has them by the run's name."""
     keys = {run: _keys(config) for run, config in configs.items()}
     names = dict.fromkeys(name for values in keys.values() for name in values)
     found = {name: {run: values.get(name) for run, values in keys.items()} for name in names}
@@ -168,13 +169,11 @@ def differing_keys(configs: Mapping[str, run_config.AnyRunConfig]) -> dict[str, 
 
 
 def _keys(config: run_config.AnyRunConfig) -> dict[str, Any]:
-    files = {run_config.MODEL_FILE: config.model, config.train_file: config.train}
-    return {
-        f"{file}: {key}": value
-        for file, own in files.items()
-        for key, value in own.as_json().items()
-        if key != "lineage"
-    }
+    found: dict[str, Any] = {}
+    for file, own in ((run_config.MODEL_FILE, config.model), (config.train_file, config.train)):
+        brief = own.model_dump(mode="json", exclude_defaults=True)
+        found |= {f"{file}: {key}": brief.get(key, one) for key, one in own.as_json().items()}
+    return {name: value for name, value in found.items() if not name.endswith(": lineage")}
 
 
 def differences_table(runs: Sequence[AnyRecorded]) -> str:

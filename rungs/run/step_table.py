@@ -17,6 +17,7 @@ FloatArray = NDArray[np.float64]
 Columns = dict[str, FloatArray]
 Steps = list[dict[str, Any]]
 STEP = "global_step"
+PASS_AT_1 = "validation.pass_at.1"
 _NO_STEPS: Columns = {STEP: np.zeros(0)}
 
 
@@ -24,9 +25,10 @@ class BestStep(NamedTuple):
     """The step of the best checkpoint."""
 
     field: str
-    """The loss that selects it: `validation_loss`, or `train_loss` without validation."""
+    """The column that selects it: `validation_loss`, or `train_loss` without validation; PASS_AT_1
+    in reinforcement learning."""
     step: int
-    loss: float
+    value: float
 
 
 class StepTable:
@@ -36,7 +38,7 @@ class StepTable:
         self.path, self._file = path, GrowingFile(path)
         self.columns: Columns = _NO_STEPS
         """By metric, a number per step, or NaN. Metrics with parts, such as `validation_losses`,
-        are columns `validation_losses.NAME`."""
+        are columns `validation_losses.NAME`, and parts of parts likewise."""
         self.texts: dict[str, dict[int, str]] = {}
         """By metric, texts by step, for metrics such as `spike`."""
 
@@ -76,7 +78,9 @@ class StepTable:
         """Return the step of the best checkpoint: the lowest validation loss on the same data as
         the latest one. Losses of earlier versions, which didn't record the data, are compared here
         too, though not for the link `best`. Without validation, the lowest training loss among
-        steps with a checkpoint."""
+        steps with a checkpoint. In reinforcement learning, see `highest_pass_at_1`."""
+        if "reward" in self.columns:
+            return self.highest_pass_at_1()
         numbers, measured = self.column(STEP), self.texts.get("validation_data", {})
         others = [step for step, data in measured.items() if data != measured[max(measured)]]
         is_saved = numbers % checkpoint_interval == 0
@@ -85,9 +89,17 @@ class StepTable:
         for field, is_candidate in (("validation_loss", is_alike), ("train_loss", is_saved)):
             losses = np.where(is_candidate, self.column(field), np.nan)
             if np.isfinite(losses).any():
-                row = int(np.nanargmin(losses))
-                return BestStep(field, int(numbers[row]), float(losses[row]))
+                return self._at(field, int(np.nanargmin(losses)))
         return None
+
+    def highest_pass_at_1(self) -> BestStep | None:
+        """Return the step of the best checkpoint in reinforcement learning, where every validation
+        is that of a checkpoint."""
+        rates = self.column(PASS_AT_1)
+        return self._at(PASS_AT_1, int(np.nanargmax(rates))) if np.isfinite(rates).any() else None
+
+    def _at(self, field: str, row: int) -> BestStep:
+        return BestStep(field, int(self.column(STEP)[row]), float(self.column(field)[row]))
 
     def refresh(self) -> bool:
         """Read what was added to the file since the last call, or all of a replaced file; return
@@ -115,7 +127,7 @@ class StepTable:
         return columns
 
     def _column(self, name: str, values: list[Any], steps: list[int]) -> Columns:
-        """Return a metric's column, or the columns of its parts; store its texts."""
+        """Return a metric's column, or the columns of its parts, at any depth; store its texts."""
         with contextlib.suppress(TypeError, ValueError, OverflowError):  # texts, parts or lists
             numbers = np.array(values, np.float64)
             if numbers.ndim == 1:
@@ -126,8 +138,7 @@ class StepTable:
             self.texts.setdefault(name, {}).update(texts)
         objects = [value if isinstance(value, dict) else {} for value in values]
         for part in _keys(objects):
-            parts = [_number(one.get(part)) for one in objects]
-            columns[f"{name}.{part}"] = np.array(parts)
+            columns |= self._column(f"{name}.{part}", [one.get(part) for one in objects], steps)
         return columns
 
 

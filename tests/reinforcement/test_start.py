@@ -27,6 +27,7 @@ from rungs.reinforcement.rerun import replay
 from rungs.reinforcement.rollout_files import RolloutFiles, read
 from rungs.reinforcement.sampling import CompletionSource
 from rungs.run.folder import RunFolder
+from rungs.run.step_table import StepTable
 from rungs.training.failed_steps import find_failed_step, open_failed_step
 from rungs.training.replay import replay as replay_failed
 from rungs.training.trainer import Trainer
@@ -141,6 +142,10 @@ def test_best_is_the_checkpoint_with_the_highest_pass_at_1(uninterrupted: RunFol
     assert found == {step: 1 - rate for step, rate in rates.items()}
     best = (uninterrupted.checkpoints / "best").resolve()
     assert best.name.endswith(f"step-{max(rates, key=lambda step: (rates[step], -step)):06d}")
+    shown = StepTable.read(uninterrupted.metrics).best(checkpoint_interval=3)
+    assert shown is not None
+    assert best.name.endswith(f"step-{shown.step:06d}")
+    assert f"best {shown.value:.1%} at step" in PolicyLearner.summary(uninterrupted, None)
 
 
 @pytest.mark.usefixtures("uninterrupted")

@@ -1,5 +1,6 @@
 """The page in a real browser: headless Chromium."""
 
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from rungs.report.run_page import PageServer, open_runs, write_page
+from tests.support import policy_steps
+from tests.support.policy_steps import policy_run
 from tests.support.recorded_runs import record_run, step
 
 LOSS = 'figure[data-metric="train_loss"] .chart'
@@ -247,6 +250,44 @@ def test_it_fits_a_phone(
     assert opened.evaluate("document.documentElement.scrollWidth") <= 360
     assert opened.evaluate("document.documentElement.dataset.theme") == scheme
     context.close()
+
+
+def test_reinforcement_learning_is_about_pass_at_1(tab: Any, tmp_path: Path) -> None:
+    """The loss is lowest after step 9, pass@1 highest after step 3, where `best` points."""
+    rates = {0: 0.25, 3: 0.75, 6: 0.5, 9: 0.625}
+    steps = [
+        dataclasses.replace(
+            policy_steps.step(n),
+            train_loss=-n / 100,
+            validation=policy_steps.validation(rates[n]) if n in rates else None,
+        )
+        for n in range(10)
+    ]
+    learnt = policy_run(tmp_path / "learnt", steps)
+    opened = open_page(tab, [learnt], tmp_path)
+    drawn = "[...document.querySelectorAll('figure')].map(figure => figure.dataset.metric)"
+    assert opened.evaluate(drawn)[:3] == ["validation.pass_at.1", "reward", "learning_rate"]
+    assert "train_loss" not in opened.evaluate(drawn)
+    starred = [row for row in opened.locator("#events-table tr").all_inner_texts() if "★" in row]
+    assert [row.split("\t")[1] for row in starred] == ["3"]
+    opened.get_by_text("Metrics", exact=True).click()
+    opened.get_by_label("validation: pass@2").check()
+    opened.get_by_label("train loss").check()
+    label = opened.locator('figure[data-metric="validation.pass_at.2"] .chart')
+    assert label.get_attribute("aria-label") == "validation: pass@2: learnt ends at 0.825"
+    assert not opened.locator('figure[data-metric="train_loss"] input').is_checked()  # log
+
+    trained = record_run(tmp_path / "trained", map(step, range(21)))
+    opened = open_page(tab, [learnt, trained], tmp_path)
+    heads = opened.locator("#results-table thead th").all_inner_texts()
+    learnt_cells, trained_cells = (
+        dict(zip(heads, row.locator("th, td").all_inner_texts(), strict=True))
+        for row in opened.locator("#results-table tbody tr").all()
+    )
+    shown = ("best pass@1", "best loss", "best at step")
+    assert [learnt_cells[name] for name in shown] == ["0.75", "–", "3"]
+    assert [trained_cells[name] for name in shown] == ["–", "2.0476", "20"]
+    assert "train_loss" in opened.evaluate(drawn)
 
 
 class TestWatch:

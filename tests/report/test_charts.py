@@ -1,7 +1,6 @@
 """Charts of hand-written runs: what is drawn, in which files, and what is left out."""
 
 import csv
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from rungs.report.run_charts import (
     gradient_norm_chart,
     loss_chart,
 )
-from rungs.run.metrics import PolicyMetrics, PreferenceFigures, StepMetrics
+from rungs.run.metrics import PreferenceFigures, StepMetrics
 from rungs.run.recorded_run import (
     RecordedPolicyRun,
     RecordedRun,
@@ -37,8 +36,8 @@ from rungs.run.recorded_run import (
     results_table,
 )
 from tests.support import policy_steps
+from tests.support.policy_steps import policy_run
 from tests.support.recorded_runs import record_run, step
-from tests.support.tiny_reinforcement import MODEL, REINFORCE
 from tests.support.tiny_run import make_run as make_tiny_run
 
 RUN_CHARTS = TRAINING_CHARTS.keys() | STEP_CHARTS.keys()
@@ -54,14 +53,6 @@ def make_run(tmp_path: Path) -> MakeRun:
         return record_run(tmp_path / "runs" / name, plain, clipping_max_norm=1.0, **train)
 
     return make
-
-
-def policy_run(folder: Path, steps: list[PolicyMetrics]) -> Path:
-    folder.mkdir()
-    (folder / "model.json").write_text(json.dumps(MODEL))
-    (folder / "reinforce.json").write_text(json.dumps(REINFORCE | {"start_from": "x"}))
-    (folder / "metrics.jsonl").write_text("".join(one.as_line() for one in steps))
-    return folder
 
 
 def preference_run(folder: Path, with_reference: bool = True) -> Path:

@@ -20,6 +20,8 @@ from rungs.common.helper_process import process_executor
 from rungs.report import run_page
 from rungs.report.page_data import extreme_rows, stretch_means
 from rungs.report.run_page import open_runs, page, page_data
+from tests.support import policy_steps
+from tests.support.policy_steps import policy_run
 from tests.support.recorded_runs import record_run, step
 
 
@@ -54,6 +56,20 @@ def test_it_names_the_keys_in_which_runs_differ(three_runs: list[Path]) -> None:
     differences = data_of(page(open_runs(three_runs)))["differences"]
     assert differences == {
         "train.json: learning_rate": {"alpha": 0.01, "beta": 0.02, "gamma": 0.001}
+    }
+
+
+def test_a_task_is_shown_without_keys_that_have_their_default(tmp_path: Path) -> None:
+    source = {"source": "parity", "settings": {"max_bits": 16}}
+    folders = [
+        policy_run(tmp_path / name, [policy_steps.step(0)], tasks=[source | more])
+        for name, more in (("a", {}), ("b", {"seed": 1, "max_turns": 8}), ("c", {"seed": 0}))
+    ]
+    differences = data_of(page(open_runs(folders)))["differences"]
+    assert differences["reinforce.json: tasks"] == {
+        "a": [source],
+        "b": [source | {"seed": 1}],
+        "c": [source],
     }
 
 

@@ -96,6 +96,20 @@ def test_parts_are_in_the_order_of_the_file(tmp_path: Path) -> None:
     assert np.isnan(table.column("unknown")).tolist() == [True, True]
 
 
+def test_parts_of_parts_are_columns(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    validation = {"pass_at": {"1": 0.5, "8": 1.0}, "interval": [0.4, 0.6], "a": {"b": {"c": 2}}}
+    path.write_text(lines(step(0), step(1, validation=validation), step(2, validation={"a": 3})))
+    columns = StepTable.read(path).columns
+    assert {name for name in columns if name.startswith("validation")} == {
+        "validation.pass_at.1",
+        "validation.pass_at.8",
+        "validation.a",
+        "validation.a.b.c",
+    }
+    np.testing.assert_array_equal(columns["validation.pass_at.8"], [np.nan, 1.0, np.nan])
+
+
 def best_of(folder: Path, interval: int, *steps: dict[str, Any]) -> BestStep | None:
     (folder / "metrics.jsonl").write_text(lines(*steps))
     return StepTable.read(folder / "metrics.jsonl").best(interval)

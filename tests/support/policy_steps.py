@@ -1,8 +1,21 @@
 """Metrics of steps of reinforcement learning that were never taken."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 from rungs.run.metrics import PolicyMetrics, Validation
+from tests.support.tiny_reinforcement import MODEL, REINFORCE
+
+
+def policy_run(folder: Path, steps: list[PolicyMetrics], **reinforce: Any) -> Path:
+    """Write a run folder with these steps, and with keys of `reinforce.json` changed."""
+    folder.mkdir()
+    (folder / "model.json").write_text(json.dumps(MODEL))
+    keys = REINFORCE | {"start_from": "x"} | reinforce
+    (folder / "reinforce.json").write_text(json.dumps(keys))
+    (folder / "metrics.jsonl").write_text("".join(one.as_line() for one in steps))
+    return folder
 
 
 def validation(rate: float) -> Validation:

@@ -256,6 +256,7 @@ class Chart {
       if (x === null || !this.isVisible(x)) continue;
       const value = this.valueAt(i, event.step, x);
       if (sign.metrics && (!sign.metrics.includes(this.settings.metric) || value === null)) continue;
+      if (sign.metrics && this.settings.logY && value <= 0) continue;
       const y = sign.metrics ? plot.valToPos(value, "y", true) : bottom;
       drawSign(ctx, sign.text, plot.valToPos(x, "x", true), y, theme.colour(run.number));
     }

@@ -1,8 +1,8 @@
 // All charts, which zoom together.
 
 const USUAL_METRICS = [
-  "train_loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm", "tokens_per_second",
-  "reward", "correct", "mean_tokens", "entropy",
+  PASS_AT_1, "reward", "train_loss", "validation_loss", "bits_per_byte", "learning_rate", "gradient_norm",
+  "tokens_per_second", "correct", "mean_tokens", "entropy",
 ];
 const PER_BYTE = "bits_per_byte"; // drawn by default only if losses are not comparable
 const LOGARITHMIC = ["train_loss", "validation_loss", "bits_per_byte", "gradient_norm"];
@@ -10,8 +10,8 @@ const LOGARITHMIC = ["train_loss", "validation_loss", "bits_per_byte", "gradient
 const charts = {
   all: [],
   zoom: [null, null],
-  chosenMetrics: null,
-  linear: new Set(),
+  switched: new Map(), // by metric, whether the reader wants it
+  otherAxis: new Set(), // charts whose reader wants the other axis, logarithmic or linear
 
   get settings() {
     return {
@@ -28,10 +28,15 @@ const charts = {
   },
 
   chosen() {
-    const metrics = charts.metrics();
-    const usual = (name) => USUAL_METRICS.includes(name) && (state.caution || name !== PER_BYTE);
-    charts.chosenMetrics ??= new Set(metrics.filter(usual));
-    return metrics.filter((name) => charts.chosenMetrics.has(name));
+    const isPolicy = (run) => "reward" in run.table; // whose loss says little
+    const isLeftOut = { [PER_BYTE]: !state.caution, train_loss: state.runs.every(isPolicy) };
+    const isUsual = (name) => USUAL_METRICS.includes(name) && !isLeftOut[name];
+    return charts.metrics().filter((name) => charts.switched.get(name) ?? isUsual(name));
+  },
+
+  isLogarithmic(metric) {
+    const isNegative = (run) => run.table[metric]?.some((value) => value < 0);
+    return LOGARITHMIC.includes(metric) && !state.runs.some(isNegative);
   },
 
   // Draw everything anew.
@@ -53,10 +58,10 @@ const charts = {
 
   add(grid, metric, title, own) {
     const key = own.isAlone ? `${metric} alone` : metric;
-    const isLog = LOGARITHMIC.includes(metric) !== charts.linear.has(key);
+    const isLog = charts.isLogarithmic(metric) !== charts.otherAxis.has(key);
     const box = element("input", { type: "checkbox", checked: isLog });
     box.addEventListener("change", () => {
-      if (!charts.linear.delete(key)) charts.linear.add(key);
+      if (!charts.otherAxis.delete(key)) charts.otherAxis.add(key);
       charts.draw();
     });
     const place = element("div", { className: "chart", tabIndex: 0, role: "img" });
@@ -153,28 +158,28 @@ function byPlace(one, other) {
     const place = USUAL_METRICS.indexOf(name);
     return place < 0 ? USUAL_METRICS.length : place;
   });
-  return places[0] - places[1] || one.localeCompare(other);
+  return places[0] - places[1] || one.localeCompare(other, "en", { numeric: true });
 }
 
 function titleOf(metric) {
   const [name, ...part] = metric.split(".");
   const words = name.replaceAll("_", " ");
-  return part.length ? `${words}: ${part.join(".")}` : words;
+  return part.length ? `${words}: ${part.join(".").replace(/^pass_at\./, "pass@")}` : words;
 }
 
 function lossToCompare() {
   const metrics = charts.metrics();
-  if (metrics.includes("reward")) return undefined; // the loss of a policy says little
+  if (metrics.includes("reward")) return undefined;
   const losses = ["validation_loss", "train_loss"];
   return (state.caution ? [PER_BYTE, ...losses] : losses).find((name) => metrics.includes(name));
 }
 
 function drawMetricChoice() {
+  const chosen = charts.chosen();
   const boxes = charts.metrics().map((name) => {
-    const box = element("input", { type: "checkbox", checked: charts.chosenMetrics.has(name) });
+    const box = element("input", { type: "checkbox", checked: chosen.includes(name) });
     box.addEventListener("change", () => {
-      if (box.checked) charts.chosenMetrics.add(name);
-      else charts.chosenMetrics.delete(name);
+      charts.switched.set(name, box.checked);
       charts.draw();
     });
     return element("label", {}, box, ` ${titleOf(name)}`);

@@ -7,7 +7,7 @@ const EVENT_SIGNS = {
   dropped: { text: "✕" },
   warning: { text: "⚠\uFE0E" },
   spike: { text: "⚡\uFE0E", metrics: ["train_loss", "gradient_norm"] },
-  best: { text: "★", metrics: ["train_loss", "validation_loss"] },
+  best: { text: "★", metrics: ["train_loss", "validation_loss", PASS_AT_1] },
 };
 
 // Return the step of an event; if the run has layers, as a button that shows them around it.

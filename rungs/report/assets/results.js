@@ -5,7 +5,9 @@ const FIGURES = [
   ["tokens", (run) => run.figures.tokens_seen],
   ["train loss", (run) => run.figures.train_loss],
   ["validation loss", (run) => run.figures.validation_loss],
-  ["best loss", (run) => run.figures.best_loss],
+  ["best loss", ({ figures }) => figures["best.validation_loss"] ?? figures["best.train_loss"]],
+  ["pass@1", (run) => run.figures[PASS_AT_1]],
+  ["best pass@1", (run) => run.figures[`best.${PASS_AT_1}`]],
   ["best at step", (run) => run.figures.best_step],
   ["bits per byte", (run) => run.figures.bits_per_byte],
   ["reward", (run) => run.figures.reward],
@@ -15,6 +17,8 @@ const FIGURES = [
   ["FLOPs", (run) => run.flopsPerToken && run.figures.tokens_seen
     ? run.flopsPerToken * run.figures.tokens_seen : null],
 ];
+
+const LONG = 32; // characters of a text that makes its column wide
 
 const results = {
   sortedBy: null,
@@ -78,8 +82,11 @@ function isKnown(value) {
   return value !== null && value !== undefined;
 }
 
+// Return a value as text; JSON gets spaces, at which a browser can break the line.
 function text(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
+  if (typeof value === "string") return value;
+  return JSON.stringify(value)
+    .replace(/("(?:\\.|[^"\\])*")|[,:]/g, (mark, quoted) => quoted ?? `${mark} `);
 }
 
 function cell(value, isHead) {
@@ -87,5 +94,6 @@ function cell(value, isHead) {
   const made = element(isHead ? "th" : "td", {}, shown);
   if (isHead) made.scope = "row";
   if (typeof value === "number") made.className = "number";
+  else if (shown.length > LONG) made.className = "long";
   return made;
 }

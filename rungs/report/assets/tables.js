@@ -1,6 +1,7 @@
 // The steps of a run as arrays. A column that is the same everywhere comes as one number.
 
 const STEP = "global_step";
+const PASS_AT_1 = "validation.pass_at.1";
 
 function decodeTable(encoded) {
   if (encoded === null) return null;
