@@ -351,8 +351,8 @@ def completions_chart(run: RecordedPolicyRun) -> Figure:
             **drawing.resumes(axes, run),
         }
 
-    y_label = "share of max_new_tokens, of completions"
-    return drawing.steps_chart(run, "length of completions", y_label, draw, _share_axis)
+    title, y_label = "length of completions", "share of max_new_tokens, of completions"
+    return drawing.steps_chart(run, title, y_label, draw, drawing.zero_based_axis)
 
 
 def entropy_chart(run: RecordedPolicyRun) -> Figure:
