@@ -41,7 +41,7 @@ SET_OPTION = click.option(
     *("--set", "settings"),
     metavar="KEY=VALUE",
     multiple=True,
-    help="With --like or --preset: change a key of the new run. Can be repeated.",
+    help="Change a key of the new run. Can be repeated.",
 )
 PRESET_OPTION = click.option(
     "--preset",

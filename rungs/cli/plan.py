@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from rungs.cli.options import DATASETS_DIR_OPTION, PRESET_OPTION, FiniteRange
+from rungs.cli.options import DATASETS_DIR_OPTION, PRESET_OPTION, SET_OPTION, FiniteRange
 from rungs.common.errors import UserError, errors_at
 from rungs.config.option_values import LADDER_RUNGS, UTILIZATION_PERCENT
 from rungs.planning.hardware import DESCRIPTION_FORMAT, NAMES
@@ -88,12 +88,7 @@ _SHARDING = re.compile(r"(dp|fsdp|tp|fsdp_tp|cp):([0-9]{1,6})(?:x([0-9]{1,6}))?"
     " its CPU. Adds the cost of the run, in the same currency.",
 )
 @PRESET_OPTION
-@click.option(
-    *("--set", "settings"),
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="With --preset: change a key. Can be repeated.",
-)
+@SET_OPTION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @DATASETS_DIR_OPTION
 def main(sharding: str | None, **given: Any) -> None:

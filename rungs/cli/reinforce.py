@@ -36,7 +36,8 @@ from rungs.common.shown_text import command_line, quoted
     "--check-environment",
     "checks_environment",
     is_flag=True,
-    help="Start nothing; say the same to environments and tools twice, and say what differs.",
+    help="Start nothing; say the same to environments and tools twice, and show what differs or"
+    " fails.",
 )
 def main(trust_verifier: bool, is_audit: bool, checks_environment: bool, **start: Any) -> None:
     """Train RUN, a folder with model.json and reinforce.json, by reinforcement learning from

@@ -314,7 +314,8 @@ class TrainConfig(OptimizationConfig):
         """Return what to know if the epochs have fewer steps than max_steps, or nothing."""
         if self.max_steps is None or total_steps >= self.max_steps:
             return ""
-        return f"max_steps is {self.max_steps:,}, but the epochs end before; raise epochs"
+        edit = "raise epochs" if self.min_train_tokens == -1 else "raise min_train_tokens or epochs"
+        return f"max_steps is {self.max_steps:,}, but the epochs end before; {edit}"
 
     @property
     def more_checkpoints(self) -> set[int]:

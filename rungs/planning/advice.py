@@ -145,14 +145,15 @@ def larger_step(
     """Return the largest microbatch, the run's doubled any number of times, that fits `limit` bytes
     per device, for a run whose step is one microbatch."""
     model, train = config
+    if train.microbatches_per_step > 1:
+        return None
     estimates, found, size = MemoryEstimates(config, mesh, stored), None, 2 * train.microbatch_size
-    while train.microbatches_per_step == 1:
+    while True:
         keys = {"microbatch_size": size}
         memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
         if memory.total > USABLE_SHARE * limit:
-            break
+            return found
         found, size = Edit(keys, memory), 2 * size
-    return found
 
 
 def _split(train: TrainConfig, size: int) -> dict[str, Any]:

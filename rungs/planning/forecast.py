@@ -53,7 +53,7 @@ class Tokens(NamedTuple):
     per_step: int
     """In the largest step."""
     steps: int | None
-    """Without the dataset max_steps; None if neither says."""
+    """Without the dataset those of min_train_tokens or max_steps; None if neither is set."""
     planned: int | None
     """Tokens of all steps."""
     done: int

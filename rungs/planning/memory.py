@@ -119,6 +119,7 @@ class MemoryEstimates:
         self._abstract = AbstractState(config, 1, mesh)
         self._weights = as_stored(self._abstract, stored or {})
         self._kept: dict[Remat, Activations] = {}
+        self._gradients: dict[bool, AbstractArrays] = {}
 
     def of(self, config: RunConfig) -> Memory:
         """Return the memory of a run that differs at most in `remat`, `microbatch_size` and
@@ -215,9 +216,11 @@ class MemoryEstimates:
         """Return a microbatch's gradients. Those of a single microbatch are reduced as soon as they
         are computed, and then in the layout for updates."""
         is_single = config.train.microbatches_per_step == 1
-        layout = self._layout.for_updates if is_single else self._layout
-        weights = self._abstract.weights_in(layout)
-        return {name: weights[name] for name in self._abstract.trained}
+        if is_single not in self._gradients:
+            layout = self._layout.for_updates if is_single else self._layout
+            weights = self._abstract.weights_in(layout)
+            self._gradients[is_single] = {name: weights[name] for name in self._abstract.trained}
+        return self._gradients[is_single]
 
 
 def _error(model: ModelConfig) -> float:

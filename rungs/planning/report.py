@@ -226,8 +226,10 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         yield "run       all tokens of the dataset, whose number is not known yet"
     else:
         steps = counted(tokens.steps or 0, "step") + f" × {tokens.per_step:,}" * (not grows)
-        yield f"run       {steps} = {counted(tokens.planned, 'token')}"
-        if shortage := train.shortage(tokens.steps or 0):
+        is_unknown = train.min_train_tokens == -1 and None in tokens.in_datasets.values()
+        most = "at most " * is_unknown
+        yield f"run       {most}{steps} = {counted(tokens.planned, 'token')}"
+        if train.max_minutes is None and (shortage := train.shortage(tokens.steps or 0)):
             yield f"          {shortage}"
         yield f"          {per_parameter:.2f} per parameter"
     if train.max_minutes is not None:
@@ -359,7 +361,8 @@ def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[str]
         if larger := forecast.larger_microbatch():
             yield f"faster, with the same global batch: {larger}"
         elif larger := forecast.larger_step():
-            yield f"room for a step of more sequences: {larger}"
+            sequences, needed = larger.keys["microbatch_size"], format_bytes(larger.memory.total)
+            yield f"there is memory for {sequences:,} sequences in a step ({needed})"
         yield "It fits."
         return
     if _fits_memory(forecast, compiled):

@@ -1,4 +1,4 @@
-"""Says the same to environments and tools twice, and shows what differs."""
+"""Says the same to environments and tools twice, and shows what differs or fails."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack

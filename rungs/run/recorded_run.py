@@ -139,10 +139,12 @@ def _losses(run: RecordedRun) -> dict[str, str]:
 
 def _rewards(run: RecordedPolicyRun) -> dict[str, str]:
     shares = [f"{found.pass_at_1:.1%}" for _, found in run.validations] or ["-"]
+    best = run.best_step
     return {
         "reward": f"{run.column('reward')[-1]:.3f}",
         "first pass@1": shares[0],
         "last pass@1": shares[-1],
+        "best pass@1": f"{best.value:.1%} at step {best.step}" if best else "-",
     }
 
 
@@ -177,7 +179,7 @@ def _keys(config: run_config.AnyRunConfig) -> dict[str, Any]:
 
 
 def differences_table(runs: Sequence[AnyRecorded]) -> str:
-    """Return a table of the config keys in which the runs differ, defaults included."""
+    """Return a table of the config keys in which the runs differ; see `differing_keys`."""
     rows = [["file", "key", *(run.name for run in runs)]]
     for name, values in differing_keys({run.name: run.config for run in runs}).items():
         shown = [json.dumps(value, ensure_ascii=False) for value in values.values()]

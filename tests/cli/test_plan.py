@@ -217,8 +217,8 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     assert whole_step.larger_microbatch() is None
     larger_step = whole_step.larger_step()
     assert larger_step is not None
-    assert f"room for a step of more sequences: {larger_step}" in as_text(run, whole_step)
     size = larger_step.keys["microbatch_size"]
+    assert f"there is memory for {size:,} sequences in a step (" in as_text(run, whole_step)
     for factor, fits in ((1, True), (2, False)):
         edited = whole.model_copy(update={"microbatch_size": factor * size})
         memory = forecast.memory_on_same_devices(whole_step, found.config._replace(train=edited))
@@ -280,11 +280,16 @@ def test_steps_are_unknown_if_they_depend_on_a_missing_dataset(tmp_path: Path) -
     assert "not here yet; uv run download_dataset.py --text FILE --name tiny" in text
     longer = make_run(tmp_path / "longer", min_train_tokens=-1, max_steps=1000)
     assert planned(longer).tokens.planned == 1000 * 128
+    assert "run       at most 1,000 steps" in as_text(longer, planned(longer))
     make_dataset(tmp_path / "datasets")
     assert planned(run).tokens.steps == (20_000 - 1) // 16 // 8
-    shortage = "max_steps is 1,000, but the epochs end before; raise epochs"
-    assert shortage in as_text(longer, planned(longer))
+    shortage = "max_steps is 1,000, but the epochs end before; raise"
+    assert f"{shortage} epochs" in as_text(longer, planned(longer))
     assert shortage not in as_text(run, planned(run))
+    change(longer, min_train_tokens=256)
+    assert f"{shortage} min_train_tokens or epochs" in as_text(longer, planned(longer))
+    change(longer, max_minutes=1)
+    assert shortage not in as_text(longer, planned(longer))
 
 
 @pytest.mark.long

@@ -351,7 +351,7 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
     assert result.exit_code == 0, result.output
     assert comparison_charts.POLICY_COMPARISON_CHARTS.keys() <= names_in(tmp_path)
     [line] = [line for line in result.output.splitlines() if line.startswith("a ")]
-    assert line.split()[:6] == ["a", "21", "2,000", "0.500", "30.0%", "80.0%"]
+    assert line.split()[:7] == ["a", "21", "2,000", "0.500", "30.0%", "80.0%", "80.0%"]
     runs = RecordedPolicyRun.load_all(folders)
     for draw, x in (
         (comparison_charts.pass_at_1_by_step, (-1, 0, 20)),

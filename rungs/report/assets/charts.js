@@ -11,7 +11,7 @@ const charts = {
   all: [],
   zoom: [null, null],
   switched: new Map(), // by metric, whether the reader wants it
-  otherAxis: new Set(), // charts whose reader wants the other axis, logarithmic or linear
+  axes: new Map(), // by chart, whether the reader wants a logarithmic one
 
   get settings() {
     return {
@@ -24,7 +24,8 @@ const charts = {
 
   metrics() {
     const found = new Set(state.runs.flatMap((run) => Object.keys(run.table)));
-    return [...found].filter((name) => !state.notDrawn.includes(name)).sort(byPlace);
+    const isDrawn = (name) => !state.notDrawn.includes(name) && !name.startsWith("start_validation.");
+    return [...found].filter(isDrawn).sort(byPlace);
   },
 
   chosen() {
@@ -58,10 +59,10 @@ const charts = {
 
   add(grid, metric, title, own) {
     const key = own.isAlone ? `${metric} alone` : metric;
-    const isLog = charts.isLogarithmic(metric) !== charts.otherAxis.has(key);
+    const isLog = charts.axes.get(key) ?? charts.isLogarithmic(metric);
     const box = element("input", { type: "checkbox", checked: isLog });
     box.addEventListener("change", () => {
-      if (!charts.otherAxis.delete(key)) charts.otherAxis.add(key);
+      charts.axes.set(key, box.checked);
       charts.draw();
     });
     const place = element("div", { className: "chart", tabIndex: 0, role: "img" });
