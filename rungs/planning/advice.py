@@ -142,18 +142,25 @@ def larger_microbatch(
 def larger_step(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> Edit | None:
-    """Return the largest microbatch, the run's doubled any number of times, that fits `limit` bytes
-    per device, for a run whose step is one microbatch."""
+    """Return the largest multiple of a run's microbatch that fits `limit` bytes per device, if its
+    step is one microbatch and a larger one fits."""
     model, train = config
     if train.microbatches_per_step > 1:
         return None
-    estimates, found, size = MemoryEstimates(config, mesh, stored), None, 2 * train.microbatch_size
-    while True:
-        keys = {"microbatch_size": size}
+    estimates = MemoryEstimates(config, mesh, stored)
+
+    def multiple(factor: int) -> Edit | None:
+        keys = {"microbatch_size": factor * train.microbatch_size}
         memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
-        if memory.total > USABLE_SHARE * limit:
-            return found
-        found, size = Edit(keys, memory), 2 * size
+        return Edit(keys, memory) if memory.total <= USABLE_SHARE * limit else None
+
+    factor = 1
+    while multiple(2 * factor):
+        factor *= 2
+    step = factor // 2
+    while step:
+        factor, step = factor + step * bool(multiple(factor + step)), step // 2
+    return multiple(factor) if factor > 1 else None
 
 
 def _split(train: TrainConfig, size: int) -> dict[str, Any]:

@@ -175,15 +175,16 @@ class Forecast(NamedTuple):
     def larger_microbatch(self) -> advice.Edit | None:
         """Return the largest microbatch that a GPU has memory for, if larger than the run's, as it
         is faster. None with experts, whose load-balancing loss depends on the microbatch."""
-        return self._on_gpu(advice.larger_microbatch)
-
-    def larger_step(self) -> advice.Edit | None:
-        """Return how many more sequences a GPU has memory for, if a step is one microbatch."""
-        return self._on_gpu(advice.larger_step)
-
-    def _on_gpu(self, advise: Callable[..., advice.Edit | None]) -> advice.Edit | None:
         if self.hardware.platform != "gpu" or self.config.model.n_experts:
             return None
+        return self._advised(advice.larger_microbatch)
+
+    def larger_step(self) -> advice.Edit | None:
+        """Return the most sequences that an accelerator has memory for, if a step is one
+        microbatch."""
+        return None if self.hardware.platform == "cpu" else self._advised(advice.larger_step)
+
+    def _advised(self, advise: Callable[..., advice.Edit | None]) -> advice.Edit | None:
         mesh = abstract_layout(self.sharding).mesh
         with target_device.trace_for(self.hardware.target):
             return advise(self.config, mesh, self.usable_bytes, self.stored)

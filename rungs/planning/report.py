@@ -223,7 +223,8 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         each = f", {part} of each" * (context > 1)
         yield f"          {counted(rows, 'sequence')} of each microbatch per device{each}"
     if tokens.planned is None or per_parameter is None:
-        yield "run       all tokens of the dataset, whose number is not known yet"
+        yield "run       all tokens of the dataset, whose number is not known yet; set"
+        yield "          min_train_tokens or max_steps to plan for as many"
     else:
         steps = counted(tokens.steps or 0, "step") + f" × {tokens.per_step:,}" * (not grows)
         is_unknown = train.min_train_tokens == -1 and None in tokens.in_datasets.values()
@@ -284,7 +285,7 @@ def _time(forecast: Forecast) -> Iterator[str]:
     if per_hour is not None:
         unknown = "not known, as the time is not"
         if throughput is not None:
-            unknown = "not known until the datasets are here, or max_steps is set"
+            unknown = "not known, as the number of tokens is not"
         shown = unknown if cost is None else f"{cost:,.2f}"
         hourly = f"an hour costs {per_hour:,.2f}"
         if throughput is not None:

@@ -34,6 +34,8 @@ def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) ->
         for turn, other in zip(turns, again, strict=False):
             differs = "" if turn == other else f"; ! the second time {_told(other)}"
             lines.append(f"  {quoted(turn.wrote)} got {_told(turn)}{differs}")
+    if not any(reward > 0 for turns in first for t in turns for reward in t.rewards.values()):
+        lines.append("nothing that was said is rewarded, so what right answers get is not checked")
     lines.append("the same both times" if first == second else "! not the same both times")
     if failed := sum(turns[-1].status != "ok" for turns in first):
         lines.append(f"! failed on {failed} of {counted(len(first), 'prompt')}")

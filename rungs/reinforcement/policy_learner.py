@@ -333,6 +333,8 @@ class PolicyLearner:
         prompts = self.prompts.of_validation()
         completions, _ = self._source.complete(None, prompts, samples, file, stops.here)
         self._files.write(file, completions)
+        if line := _failures(completions, "count as wrong"):
+            log.warning("validation: %s", line)
         return policy_update.summarize(completions, samples)
 
     def lacks_validation(self, saved: manifest.Checkpoint, _: PolicyMetrics) -> bool:
@@ -403,30 +405,32 @@ def _checkup_lines(inputs: PolicyInputs) -> Iterator[str]:
 def _report_failures(step: int, completions: list[Completion]) -> None:
     """Log failures of verifiers and environments, and odd replies; raise RunFailure if all
     failed."""
-
-    def share(some: Sequence[object]) -> str:
-        return f"{len(some):,} of {len(completions):,} completions"
-
-    failed = [completion for completion in completions if completion.status != "ok"]
     odd = [one.message for one in completions if one.message and one.status == "ok"]
     if odd:
-        log.warning("step %d: odd replies, in %s; the first: %s", step, share(odd), odd[0])
+        of = f"{len(odd):,} of {len(completions):,} completions"
+        log.warning("step %d: odd replies, in %s; the first: %s", step, of, odd[0])
+    line = _failures(completions, "are left out")
+    if line and all(completion.status != "ok" for completion in completions):
+        raise RunFailure(
+            f"step {step}: {line}; nothing is left to learn from, so training stops here"
+        )
+    if line:
+        log.warning("step %d: %s", step, line)
+
+
+def _failures(completions: Sequence[Completion], what_they_do: str) -> str:
+    """Return on how many completions a verifier or environment failed, and why; nothing if none."""
+    failed = [completion.message for completion in completions if completion.status != "ok"]
     if not failed:
-        return
-    line = (
-        f"step {step}: the verifier or environment failed on {share(failed)}, which are left out;"
-        f" the first: {failed[0].message}"
+        return ""
+    of = f"{len(failed):,} of {len(completions):,} completions"
+    return (
+        f"the verifier or environment failed on {of}, which {what_they_do}; the first: {failed[0]}"
     )
-    if len(failed) == len(completions):
-        raise RunFailure(f"{line}; nothing is left to learn from, so training stops here")
-    log.warning("%s", line)
 
 
 def _pass_at_1(validation: Validation | None) -> str:
-    if validation is None:
-        return "not measured"
-    low, high = validation.pass_at_1_interval
-    return f"{validation.pass_at_1:.1%} ({low:.1%} to {high:.1%})"
+    return validation.pass_at_1_text if validation else "not measured"
 
 
 Checksums = dict[str, dict[str, str]]

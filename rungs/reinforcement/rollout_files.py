@@ -107,8 +107,8 @@ class Completion:
 
     @property
     def written(self) -> str:
-        """What the model wrote, without replies."""
-        return "".join(turn.wrote for turn in self.answered_turns)
+        """What the model wrote, a line for each turn, without replies."""
+        return "\n".join(turn.wrote for turn in self.answered_turns)
 
     @property
     def written_tokens(self) -> int:
@@ -229,7 +229,7 @@ def _section(
     lines = ["", f"## {_code(first.prompt)}", "", f"Answer: {_code(first.answer)}", ""]
     lines += ["| after step | correct | reward | best | worst |", "|---|---|---|---|---|"]
     for name, groups in validations:
-        group = sorted(groups.get(prompt, []), key=lambda completion: completion.verdict.total)
+        group = sorted(groups.get(prompt, []), key=lambda c: (c.status == "ok", c.verdict.total))
         if not group:
             continue
         correct = f"{sum(c.correct for c in group)} of {len(group)}"
@@ -242,12 +242,12 @@ def _section(
 
 def _turn_by_turn(completion: Completion) -> str:
     """Return a completion for one cell of a Markdown table."""
-    if not completion.turns:
-        return _code(completion.text)
     parts = [
         f"wrote {_code(t.wrote)}" + f", saw {_code(t.reply)}" * bool(t.reply)
         for t in completion.turns
-    ]
+    ] or [_code(completion.text)]
+    if completion.status != "ok":
+        parts.append(f"failed: {_code(completion.message)}")
     return ", ".join(parts)
 
 

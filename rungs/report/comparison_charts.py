@@ -92,8 +92,13 @@ def _pass_at_1_comparison(
     runs: list[RecordedPolicyRun], x_label: str, xs: list[FloatArray]
 ) -> Figure:
     ys = [np.array([found.pass_at_1 for _, found in run.validations]) for run in runs]
-    panels = {"held-out": list(zip(xs, ys, strict=True))}
-    return _comparison(runs, "pass@1", x_label, "share of right answers", panels)
+    panels = {"held-out, with 95% intervals": list(zip(xs, ys, strict=True))}
+    figure = _comparison(runs, "pass@1", x_label, "share of right answers", panels)
+    for number, (x, run) in enumerate(zip(xs, runs, strict=True)):
+        intervals = np.array([found.pass_at_1_interval for _, found in run.validations])
+        color = COLOURS[number % len(COLOURS)]
+        figure.axes[0].fill_between(x, *intervals.reshape(-1, 2).T, color=color, alpha=0.12)
+    return figure
 
 
 def _validated_steps(run: RecordedPolicyRun) -> FloatArray:

@@ -301,7 +301,7 @@ def _validations(axes: Axes, run: RecordedPolicyRun) -> drawing.Lines:
     pass_at_1 = np.array([validation.pass_at_1 for validation in found])
     lines: drawing.Lines = {
         "pass@1 on held-out items": drawing.line(axes, steps, pass_at_1, color=VERMILLION),
-        "its 95% interval": axes.fill_between(steps, low, high, color=VERMILLION, alpha=0.15),
+        "95% interval of pass@1": axes.fill_between(steps, low, high, color=VERMILLION, alpha=0.15),
     }
     k = min(max(validation.pass_at) for validation in found)
     if k > 1:

@@ -148,6 +148,12 @@ class Validation:
         """Share of correct completions."""
         return self.pass_at[1]
 
+    @property
+    def pass_at_1_text(self) -> str:
+        """pass@1 with its interval."""
+        low, high = self.pass_at_1_interval
+        return f"{self.pass_at_1:.1%} ({low:.1%} to {high:.1%})"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyMetrics(StepRecord):

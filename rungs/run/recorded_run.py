@@ -138,10 +138,10 @@ def _losses(run: RecordedRun) -> dict[str, str]:
 
 
 def _rewards(run: RecordedPolicyRun) -> dict[str, str]:
-    shares = [f"{found.pass_at_1:.1%}" for _, found in run.validations] or ["-"]
+    shares = [found.pass_at_1_text for _, found in run.validations] or ["-"]
     best = run.best_step
     return {
-        "reward": f"{run.column('reward')[-1]:.3f}",
+        "last reward": f"{run.column('reward')[-1]:.3f}",
         "first pass@1": shares[0],
         "last pass@1": shares[-1],
         "best pass@1": f"{best.value:.1%} at step {best.step}" if best else "-",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -403,11 +404,15 @@ def reward(prompt, completion, answer, info):
     return float(completion == answer)
 """
     task = {"source": "items.jsonl", "verifier": "reward.py", "validation_items": 2}
-    run = make_reinforcement_run(tmp_path / "run", start, tasks=[task], steps=4)
+    run = make_reinforcement_run(
+        tmp_path / "run", start, tasks=[task], steps=4, validation_samples=32
+    )
     (run.path / "reward.py").write_text(verifier)
     assert reinforce(run, trust_verifier=True) == 0
-    assert "the verifier or environment failed on" in caplog.text
+    assert re.search(r"step \d: the verifier or environment failed on .* are left out", caplog.text)
+    assert re.search(r"validation: the verifier .* failed on .* count as wrong", caplog.text)
     assert "two characters" in caplog.text
+    assert "failed: `" in run.samples.read_text()
     failed = [
         completion
         for step in range(4)
