@@ -154,10 +154,7 @@ class RolloutFiles:
         """Write a file atomically; raises RunFailure."""
         if not self._writes:
             return
-        lines = (
-            json.dumps(dataclasses.asdict(completion), ensure_ascii=False)
-            for completion in completions
-        )
+        lines = (json.dumps(one, ensure_ascii=False, default=vars) for one in completions)
         content = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
         with disk.writing(path, "sampled texts", len(content)):
             path.parent.mkdir(exist_ok=True)

@@ -323,7 +323,7 @@ class CompletionSource:
                 turns = [*pool.map(ask_one, rollouts)]
             if None in turns:
                 return ""
-            return json.dumps([dataclasses.asdict(turn) for turn in turns if turn])
+            return json.dumps(turns, default=vars)
 
         answer = broadcast_from_first(ask)
         if not answer:
