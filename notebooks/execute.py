@@ -71,7 +71,7 @@ def executed(script: Path) -> NotebookNode:
     notebook.metadata = NotebookNode(
         kernelspec={"display_name": "Python 3", "language": "python", "name": "python3"},
         language_info={"name": "python"},
-        rungs={"source": checksum(script)},
+        rungs=NotebookNode(source=checksum(script)),
     )
     for number, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = str(number), NotebookNode()
