@@ -244,7 +244,8 @@ for name, run in RUNS.items():
     steps = metrics_of(run)
     validated = [step["validation_losses"]["docs"] for step in steps if "validation_losses" in step]
     docs_losses["before"], docs_losses[name] = validated[0], validated[-1]
-    print(f"{name}: {next(iter(held_out))} → {next(iter(answers.values()))}")
+    for question, answer in list(answers.items())[:3]:
+        print(f"{name}: {question} → {answer}")
 
 fig, (left, center) = plt.subplots(1, 2, figsize=(9, 2.5))
 left.barh(list(right), list(right.values()))
