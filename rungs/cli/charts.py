@@ -7,12 +7,15 @@ import hashlib
 import os
 from collections.abc import Sequence, Sized
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from rungs.common.errors import UserError
 from rungs.config.option_values import ChartStyle
+
+if TYPE_CHECKING:
+    from rungs.run.recorded_run import RecordedRun
 
 
 @click.command()
@@ -153,7 +156,8 @@ def _compare(
     runs = kinds.pop().load_all(folders)
     _refuse_without_steps(folders, runs)
     output = output_dir or comparison_folder([folder.resolve().name for folder in folders])
-    text = _draw_power_law(folders, output, chart_style) if power_law else ""
+    training = [run for run in runs if isinstance(run, recorded_run.RecordedRun)]
+    text = _draw_power_law(training, output, chart_style) if power_law else ""
     for path in draw_comparison(runs, output, chart_style):
         click.echo(path)
     click.echo(f"\n{recorded_run.results_table(runs)}\n\n{recorded_run.differences_table(runs)}")
@@ -166,18 +170,16 @@ def _compare(
         click.echo(f"\n{text}")
 
 
-def _draw_power_law(folders: list[Path], output_folder: Path, chart_style: str | None) -> str:
-    """Draw the power law through training runs, and return it as text. Raises UserError if no law
-    fits, or its chart cannot be written."""
+def _draw_power_law(runs: "list[RecordedRun]", output_folder: Path, chart_style: str | None) -> str:
+    """Draw the power law through the runs, and return it as text. Raises UserError if no law fits,
+    or its chart cannot be written."""
     # Counting parameters needs JAX, but no accelerator; JAX takes seconds to import.
     os.environ["JAX_PLATFORMS"] = "cpu"
 
     from rungs.planning.power_law import ScaledRuns
     from rungs.report import drawing
     from rungs.report.comparison_charts import power_law_chart
-    from rungs.run.recorded_run import RecordedRun
 
-    runs = RecordedRun.load_all(folders)
     scaled = ScaledRuns.of(runs)
     with drawing.use_style(chart_style or runs[0].config.train.chart_style):
         written = drawing.write_all({"power-law-chart.png": power_law_chart}, scaled, output_folder)

@@ -1,6 +1,7 @@
 """Advice if a step needs too much memory: where it goes, and which edits of `train.json` keep the
 global batch and need less. `stored` is as for `memory.memory_of` everywhere."""
 
+import bisect
 import contextlib
 import itertools
 import json
@@ -154,13 +155,12 @@ def larger_step(
         memory = estimates.of(RunConfig(model, train.model_copy(update=keys)))
         return Edit(keys, memory) if memory.total <= USABLE_SHARE * limit else None
 
-    factor = 1
-    while multiple(2 * factor):
-        factor *= 2
-    step = factor // 2
-    while step:
-        factor, step = factor + step * bool(multiple(factor + step)), step // 2
-    return multiple(factor) if factor > 1 else None
+    too_large = 2
+    while multiple(too_large):
+        too_large *= 2
+    between = range(too_large // 2, too_large)
+    fitting = bisect.bisect_left(between, True, key=lambda factor: multiple(factor) is None)
+    return multiple(between[fitting - 1]) if too_large > 2 else None
 
 
 def _split(train: TrainConfig, size: int) -> dict[str, Any]:

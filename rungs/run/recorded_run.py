@@ -1,6 +1,7 @@
 """The configs and metrics of a run, as arrays, smoothed for charts, and as tables."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -83,7 +84,7 @@ class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
 
     _load_config = staticmethod(run_config.load_reinforcement_run)
 
-    @property
+    @functools.cached_property
     def validations(self) -> list[tuple[int, metrics.Validation]]:
         """The step after which each validation was, and its result; −1 for that of the start."""
         found: list[tuple[int, metrics.Validation]] = []

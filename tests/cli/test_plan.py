@@ -217,6 +217,8 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     assert whole_step.larger_microbatch() is None
     larger_step = whole_step.larger_step()
     assert larger_step is not None
+    on_tpu = whole_step._replace(hardware=tpu)
+    assert on_tpu.larger_step() is not None
     size = larger_step.keys["microbatch_size"]
     assert f"there is memory for {size:,} sequences in a step (" in as_text(run, whole_step)
     for more, fits in ((0, True), (1, False)):

@@ -272,6 +272,7 @@ def test_the_check_names_what_differs(whole: RunFolder, unrepeatable: RunFolder)
     """After the first turn of a recorded completion."""
     text, code = check_environment(whole, load_reinforcement_run(whole.path), KIND)
     assert (code, text.splitlines()[-1]) == (0, "the same both times")
+    assert "nothing that was said is rewarded" not in text
     text, code = check_environment(unrepeatable, load_reinforcement_run(unrepeatable.path), KIND)
     assert code == 1
     assert "; ! the second time " in text
@@ -283,6 +284,7 @@ def test_the_check_names_what_fails(start: Path, tmp_path: Path, reply: str) -> 
     run = make_run_with_turns(tmp_path / "run", start, code)
     text, exit_code = check_environment(run, load_reinforcement_run(run.path), KIND)
     assert (exit_code, text.splitlines()[-1]) == (1, "! failed on 4 of 4 prompts")
+    assert "nothing that was said is rewarded" in text
 
 
 def test_records_from_before_there_were_turns_are_read(whole: RunFolder, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from rungs.cli import charts
 from rungs.cli.charts import comparison_folder
 from rungs.common.errors import RunFailure, UserError
-from rungs.experiments.loose_runs import outcomes_of_runs
 from rungs.report import comparison_charts, drawing, run_charts
 from rungs.report.comparison_charts import COMPARISON_CHARTS, draw_comparison
 from rungs.report.run_charts import (
@@ -346,7 +345,10 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
     steps = [policy_steps.step(number) for number in range(21)]
     steps[0] = policy_steps.step(0, start_validation=start, validation=middle)
     steps[20] = policy_steps.step(20, validation=end)
-    folders = [policy_run(tmp_path / "a", steps), policy_run(tmp_path / "b", steps[:9])]
+    folders = [
+        policy_run(tmp_path / "a", steps),
+        policy_run(tmp_path / "b", steps[:9], learning_rate=0.01),
+    ]
     result = CliRunner().invoke(charts.main, [*map(str, folders), "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert comparison_charts.POLICY_COMPARISON_CHARTS.keys() <= names_in(tmp_path)
@@ -362,9 +364,15 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
         assert tuple(np.asarray(whole.get_xdata())) == x
         assert tuple(np.asarray(whole.get_ydata())) == (0.3, 0.35, 0.8)
         assert tuple(np.asarray(part.get_ydata())) == (0.3, 0.35)
-    experiment, outcomes = outcomes_of_runs(folders)
-    assert experiment.measure == "pass_at_1"
-    assert [one.value for one in outcomes.values()] == [0.8, 0.35]
+    table = CliRunner().invoke(charts.main, [*map(str, folders), "--table", "csv"]).output
+    assert [line.split(",")[:2] for line in table.splitlines()] == [
+        ["run", "pass@1"],
+        ["a", "0.8"],
+        ["b", "0.35"],
+    ]
+    trained = record_run(tmp_path / "trained", [step(0)])
+    refused = CliRunner().invoke(charts.main, [str(folders[0]), str(trained)])
+    assert "compare runs of one kind" in str(refused.exception)
 
 
 @pytest.mark.filterwarnings("error")
