@@ -1,7 +1,6 @@
 """`serve.py` as a process: hostile clients, signals, a run that trains, the page in a browser."""
 
 import contextlib
-import itertools
 import json
 import re
 import shutil
@@ -24,7 +23,8 @@ from tests.support.layered_model import write_model
 pytestmark = pytest.mark.long
 LEAK = 4 << 20
 """Bytes that memory would grow by with each 500 connections if they left something behind. What is
-compiled for more requests at a time grows it with some of them."""
+compiled for more requests at a time, and threads' first, grow it too: on a busy machine with each
+of the first 3,000, on a quiet one with few after 2,000."""
 
 
 class Process(NamedTuple):
@@ -68,7 +68,6 @@ def request(body: bytes) -> bytes:
 
 def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    endless = json.dumps({"model": "model", "prompt": "a", "stream": True, "ignore_eos": True})
     with serving(model) as server:
         ask = {"model": "model", "prompt": "hello", "max_tokens": 8, "temperature": 0}
         text = server.client.completions.create(**ask).choices[0].text
@@ -79,19 +78,22 @@ def test_hostile_clients_harm_nobody(tmp_path: Path) -> None:
             with server.connect() as connection, contextlib.suppress(ConnectionError):
                 connection.sendall(request(body))
                 assert connection.recv(12) == b"HTTP/1.1 400"
-        memory = []
-        for number in range(3_000):
-            with server.connect() as connection:
-                if number % 4 == 1:
-                    connection.sendall(b"\x00\xff" * 40)
-                elif number % 4 == 2:
-                    connection.sendall(request(endless.encode()))
-                elif number % 4 == 3:
-                    connection.sendall(request(b"[" * 1000))
-            if number % 500 == 499:
-                assert server.client.completions.create(**ask).choices[0].text == text
-                memory.append(server.memory)
-        assert min(later - earlier for earlier, later in itertools.pairwise(memory)) < LEAK
+        assert any(abuse(server, ask, text) < LEAK for _ in range(16)), (
+            "memory grew with each 500 connections"
+        )
+
+
+def abuse(server: Process, ask: dict[str, Any], text: str) -> int:
+    """Bytes by which the server's memory grew with 500 connections, none of them a client's; it
+    still answers `ask` with `text`."""
+    endless = json.dumps({"model": "model", "prompt": "a", "stream": True, "ignore_eos": True})
+    sent = (b"", b"\x00\xff" * 40, request(endless.encode()), request(b"[" * 1000))
+    before = server.memory
+    for number in range(500):
+        with server.connect() as connection:
+            connection.sendall(sent[number % 4])
+    assert server.client.completions.create(**ask).choices[0].text == text
+    return server.memory - before
 
 
 def test_a_signal_lets_answers_end(tmp_path: Path) -> None:
