@@ -114,6 +114,10 @@ def _ends_with_answer(completion: Completion) -> bool:
     return completion.written.strip().endswith(completion.answer)
 
 
+def _has_answers(part: Part) -> bool:
+    return any(completion.answer for completion in part.completions)
+
+
 def _distinct(part: Part) -> float:
     """Return the share of distinct texts among those of each prompt."""
     groups = by_prompt(part.completions).values()
@@ -131,7 +135,7 @@ def _table(first: Part, last: Part) -> list[str]:
         "reward": _reward,
         **parts,
         "correct, says the verifier": _is_correct,
-        "ends with the answer": _ends_with_answer,
+        **({"ends with the answer": _ends_with_answer} if _has_answers(last) else {}),
         "tokens": lambda c: c.written_tokens,
         "cut off at max_new_tokens": lambda c: not c.finished,
     }
@@ -184,10 +188,9 @@ def _paid_though_wrong(part: Part) -> list[str]:
 
 def _findings(first: Part, last: Part) -> Iterator[str]:
     """Yield a line for each sign that the verifier rewards something other than right answers."""
-    measures: dict[str, Callable[[Completion], float]] = {
-        "are correct": _is_correct,
-        "end with the answer": _ends_with_answer,
-    }
+    measures: dict[str, Callable[[Completion], float]] = {"are correct": _is_correct}
+    if _has_answers(last):
+        measures["end with the answer"] = _ends_with_answer
     for what, measure in measures.items():
         gap = Change.of(first, last, _reward_beyond(measure))
         if gap.size > _RISE:

@@ -51,8 +51,7 @@ def _told(turn: Turn) -> str:
 def _said(run: RunFolder, inputs: PolicyInputs) -> Iterator[tuple[Prompt, int, Sequence[str]]]:
     """Yield prompts, each with a seed and what to say."""
     config, train = inputs.config, inputs.config.train
-    longest = longest_prompt(config)
-    prompts = Prompts(inputs.tasks, train, inputs.tokenizer, inputs.formats, longest)
+    prompts = Prompts(inputs.tasks, train, inputs.formats, longest_prompt(config))
     newest = max(run.rollouts.glob("step-*.jsonl"), default=None)
     step = int(newest.stem.removeprefix("step-")) if newest else 0
     recorded = {one.place: one.answered_turns for one in read(newest)} if newest else {}

@@ -122,7 +122,7 @@ def _open(start: Start, stack: ExitStack, trust_verifier: bool) -> PolicyInputs:
         environments.append(stack.enter_context(opened))
         template = published.find_chat_template(weights.path) if task_config.has_turns else None
         formats.append(TurnFormat(task_config, tokenizer, template, ends, opened.tools))
-    longest = Prompts(tasks, config.train, tokenizer, formats, longest_prompt(config)).longest()
+    longest = Prompts(tasks, config.train, formats, longest_prompt(config)).longest()
     checkups: list[Checkup | None] = []
     run_on_first(lambda: checkups.extend(map(_checked, environments, tasks)))
     reference, teacher = _reference(start), _teacher(start, tokenizer)
@@ -197,7 +197,7 @@ class PolicyLearner:
         self.model, self.optimizer = model_and_optimizer(start, config.train.total_updates, mesh)
         self.record = inputs.record
         longest, formats = longest_prompt(config), inputs.formats
-        self.prompts = Prompts(inputs.tasks, config.train, inputs.tokenizer, formats, longest)
+        self.prompts = Prompts(inputs.tasks, config.train, formats, longest)
         self._sampler = RolloutSampler(self.model, mesh, dtype_of(config.train))
         self._source = CompletionSource(
             config, self._sampler, inputs.stop_tokens, inputs.environments, formats

@@ -14,12 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rungs.common.errors import UserError, readable_line
+from rungs.common.errors import UserError, errors_at, readable_line
 from rungs.common.signals import Interrupted
 from rungs.common.strict_json import format_value
 from rungs.config.reinforce_config import ReinforceConfig, TaskConfig
 from rungs.config.run_config import ReinforceRunConfig
-from rungs.data.text.tokenizer import Tokenizer
 from rungs.model.rollouts import Rollout, RolloutBatch, RolloutRequest, RolloutSampler
 from rungs.parallel.processes import broadcast_from_first
 from rungs.reinforcement.rollout_files import Completion, Prompt, Turn, read, read_known
@@ -44,12 +43,11 @@ class Prompts:
         self,
         tasks: Sequence[Task],
         train: ReinforceConfig,
-        tokenizer: Tokenizer,
         formats: Sequence[TurnFormat],
         longest: int,
     ) -> None:
         self._tasks, self._train, self._formats = tasks, train, formats
-        self._tokenizer, self._longest = tokenizer, longest
+        self._longest = longest
 
     def of_step(self, step: int) -> list[Prompt]:
         """Return the prompts of a step. Raises UserError if one is too long."""
@@ -85,27 +83,13 @@ class Prompts:
         return self._prompt(task, items[_order(self._train.seed, task, passes, len(items))[index]])
 
     def _prompt(self, task: int, item: Item) -> Prompt:
-        try:
+        place = f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)}"
+        with errors_at(f"{place}: "):
             tokens = self._formats[task].prompt(item)
-        except UserError:
-            unknown = []
-            for character in dict.fromkeys(item.prompt):
-                try:
-                    self._tokenizer.encode(character)
-                except UserError:
-                    unknown.append(character)
-            if not unknown:  # the template refuses it
-                raise
-            raise UserError(
-                f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} has"
-                f" characters that the model's tokenizer doesn't know: {' '.join(unknown)}; change"
-                " the items, or start from a model with another tokenizer"
-            ) from None
         if not 0 < len(tokens) <= self._longest:
-            problem = "has no tokens" if not tokens else f"has {len(tokens)} tokens"
             raise UserError(
-                f"task {self._tasks[task].name}: the prompt {format_value(item.prompt)} {problem};"
-                f" it must have 1 to {self._longest} (sequence_length − max_new_tokens)"
+                f"{place} has {len(tokens) or 'no'} tokens; it must have 1 to {self._longest}"
+                " (sequence_length − max_new_tokens)"
             )
         return Prompt(task, item, tokens)
 

@@ -105,7 +105,7 @@ def test_unknown_characters_are_refused_in_one_line(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "run", vocab_size=4)
     character_tokenizer("abc").save(folder / TOKENIZER_FILE)
     assert look(folder, "abca").returncode == 0
-    assert "the text cannot be tokenized" in refused(look(folder, "abcé"))
+    assert 'the tokenizer has no tokens for "é"' in refused(look(folder, "abcé"))
 
 
 def test_a_text_without_tokens_is_refused(run: Path, tmp_path: Path) -> None:

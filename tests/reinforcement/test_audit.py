@@ -65,6 +65,12 @@ def test_a_paid_trick_is_found(tmp_path: Path) -> None:
     assert "which may be chance" in text
 
 
+def test_texts_are_not_compared_with_answers_that_items_lack(tmp_path: Path) -> None:
+    right, wrong = (dataclasses.replace(one, answer="") for one in (RIGHT, WRONG))
+    assert "the answer" not in audit(write(tmp_path / "none", [right, wrong], [right, wrong]))
+    assert "ends with the answer" in audit(write(tmp_path / "some", [right, WRONG], [RIGHT, wrong]))
+
+
 def test_a_change_has_an_interval_over_prompts(tmp_path: Path) -> None:
     def texts(paid: int) -> list[Completion]:
         prompts = [dataclasses.replace(WRONG, prompt=str(place), place=place) for place in range(8)]

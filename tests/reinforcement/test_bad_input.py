@@ -30,7 +30,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('{"prompt": "1:", "answer": "1"}\n', None, "leaves none to train on"),
         ('{"prompt": "", "answer": "1"}\n' + GOOD, None, r"items\.jsonl:1: prompt"),
         (GOOD.replace("1:", "1" * 11 + ":"), None, "it must have 1 to 10"),
-        (GOOD.replace("1:", "1é?:"), None, "characters that .* tokenizer doesn't know: é [?];"),
+        (GOOD.replace("1:", "1é?:"), None, '"1é[?]:": the tokenizer has no tokens for "é" "[?]"'),
         (GOOD, VERIFIER + "raise KeyError(answer)\n", "KeyError"),
         (GOOD, VERIFIER + "return 0.0\n", "pays 0 for the right answer"),
         (GOOD, VERIFIER + "return 1.0\n", "pays 1 for an empty text"),

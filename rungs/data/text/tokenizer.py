@@ -15,7 +15,8 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from rungs.common.errors import UserError, reason
+from rungs.common.errors import UserError, check_characters, reason
+from rungs.common.strict_json import format_value
 
 TOKENIZER_FILE = "tokenizer.json"
 END_OF_TEXT = "<|endoftext|>"
@@ -145,8 +146,23 @@ class Tokenizer:
         return [each.ids for each in self._encodings(self._tokenizer.encode_batch_fast, texts)]
 
     def _encodings(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
-        with library_errors("the text cannot be tokenized"):
-            return encode(list(texts), add_special_tokens=False)
+        try:
+            with library_errors("the text cannot be tokenized"):
+                return encode(list(texts), add_special_tokens=False)
+        except UserError:
+            characters = "".join(dict.fromkeys("".join(texts)))
+            check_characters(characters, "the text")
+            unknown = [format_value(one) for one in characters if not self._knows(one)]
+            if unknown:
+                raise UserError(f"the tokenizer has no tokens for {' '.join(unknown)}") from None
+            raise
+
+    def _knows(self, character: str) -> bool:
+        """Return whether there are tokens for a character."""
+        with contextlib.suppress(UserError), library_errors(""):
+            self._tokenizer.encode(character)
+            return True
+        return False
 
     @functools.cached_property
     def continuing(self) -> "Tokenizer":
@@ -331,8 +347,6 @@ def library_errors(problem: str) -> Iterator[None]:
     """Turn the tokenizers library's errors in this context into a UserError with the reason."""
     try:
         yield
-    except TypeError:
-        raise UserError("the text has an invalid character (a lone surrogate)") from None
     except BaseException as error:  # the library has no narrower type, and Rust may panic
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise

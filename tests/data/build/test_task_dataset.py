@@ -129,7 +129,10 @@ def test_every_character_is_one_token_and_comes_back(alphabet: str) -> None:
     assert tokenizer.decode(tokenizer.encode(backwards)) == backwards
 
 
-@pytest.mark.parametrize("text", ["a", "0110 :", "01\n", "é:", "😀"])
-def test_an_unknown_character_is_an_error_and_not_the_end_of_text(text: str) -> None:
-    with pytest.raises(UserError, match="cannot be tokenized"):
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [("a", '"a"'), ("0110 :", '" "'), ("01\n", r'"\\n"'), ("éx:é", '"é" "x"'), ("😀", '"😀"')],
+)
+def test_an_unknown_character_is_named_and_not_the_end_of_text(text: str, unknown: str) -> None:
+    with pytest.raises(UserError, match=f"^the tokenizer has no tokens for {unknown}$"):
         character_tokenizer(ALPHABETS["parity"]).encode(text)
