@@ -1,5 +1,5 @@
 """DeepSeek-V2 and V3, with the defaults of `models/deepseek_v2` and `models/deepseek_v3` in
-transformers 5.23. Norms of latents have an epsilon of 1e-6 there, whatever rms_norm_eps says."""
+transformers 5.24. Norms of latents have an epsilon of 1e-6 there, whatever rms_norm_eps says."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.23."""
+"""Gemma 1, 2 and 3, with the defaults of `models/<model_type>` in transformers 5.24."""
 
 from rungs.huggingface.attention_keys import LayerTypes, Rope, TwoRopes
 from rungs.huggingface.config_keys import Choice, Key, SameValue

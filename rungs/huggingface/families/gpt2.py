@@ -1,4 +1,4 @@
-"""GPT-2, from 124M to 1.5B parameters, with the defaults of `models/gpt2` in transformers 5.23."""
+"""GPT-2, from 124M to 1.5B parameters, with the defaults of `models/gpt2` in transformers 5.24."""
 
 from rungs.huggingface.config_keys import Choice, Flag, SameValue
 from rungs.huggingface.families.family import Family, Rule, as_is, linear, norm

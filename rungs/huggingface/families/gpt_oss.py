@@ -1,4 +1,4 @@
-"""GPT-OSS, with the defaults of `models/gpt_oss` in transformers 5.23. Weights in MXFP4 are read as
+"""GPT-OSS, with the defaults of `models/gpt_oss` in transformers 5.24. Weights in MXFP4 are read as
 bfloat16."""
 
 from rungs.huggingface.attention_keys import LayerTypes, Rope

@@ -1,5 +1,5 @@
 """Qwen3-Next, Qwen3.5 (the language model) and Olmo Hybrid: most layers have Gated DeltaNet. With
-the defaults of `models/<model_type>` in transformers 5.23."""
+the defaults of `models/<model_type>` in transformers 5.24."""
 
 from rungs.huggingface.config_keys import Choice, Flag, SameValue
 from rungs.huggingface.families import llama

@@ -1,5 +1,5 @@
 """Llama and families with the same design: Mistral, Mixtral, Qwen 2, Qwen 3 with experts or
-without, SmolLM3, OLMo 2 and 3. Defaults are those of `models/<model_type>` in transformers 5.23."""
+without, SmolLM3, OLMo 2 and 3. Defaults are those of `models/<model_type>` in transformers 5.24."""
 
 from rungs.huggingface.attention_keys import (
     LayerTypes,
