@@ -150,6 +150,8 @@ class Forecast(NamedTuple):
     """None if the device's FLOP/s are unknown."""
     throughput: Throughput | None = None
     """None if the device's FLOP/s are unknown."""
+    is_assumed: bool = True
+    """Whether speed and throughput come from an assumed utilization, not from measurements."""
     price_per_device_hour: float | None = None
     """Price in any currency."""
 
@@ -235,7 +237,7 @@ def forecast(
         train = resolve_compute_dtype(config.train).model_copy(update={"sharding": sharding})
         untimed = _without_time(run, RunConfig(config.model, train), hardware, datasets_dir)
     if throughput is not None:
-        untimed = untimed._replace(communication=None, uncounted="")
+        untimed = untimed._replace(communication=None, uncounted="", is_assumed=False)
     speed = _speed(untimed, utilization, throughput)
     throughput = throughput or (speed and _throughput(untimed, speed))
     tokens = untimed.tokens

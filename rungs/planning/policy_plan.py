@@ -259,7 +259,7 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
 def _time(plan: PolicyPlan) -> Iterator[str]:
     phases = plan.phases
     if phases is None:
-        yield "time      not known: the device's FLOP/s are not known; take a few steps"
+        yield "time      not known: the device's FLOP/s are not; some steps of reinforce.py tell"
         return
     left = max(plan.config.train.steps - plan.steps_done, 0) * phases.total
     yield f"time      {format_duration(left)} left, without validations ({phases.reason})"

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rungs.common.shown_text import counted, format_bytes, format_duration
+from rungs.data.build.sections import token_dtype
 from rungs.data.catalog import build_command
+from rungs.data.tokens.token_file import DTYPES
 from rungs.parallel.gpu_settings import share_advice
 from rungs.parallel.sharding import CONTEXT, DATA, size_along
 from rungs.planning.communication import abstract_layout
@@ -17,10 +19,15 @@ from rungs.planning.memory import MEMORY_LABELS, Memory
 from rungs.planning.program import KERNEL_PARTS, XLA
 from rungs.run.folder import RunFolder
 
-UNKNOWN_SPEED = "train some steps first, or give --tokens-per-second or another --device"
+UNKNOWN_SPEED = (
+    "train.py RUN --dry-run measures it, as do some steps; or give --tokens-per-second or another"
+    " --device"
+)
 COUNTED_AS_FLOAT32 = "in float32, because the weights of start_from are not here yet"
 _FLOAT8_PAYS = 1e9
 """Parameters above which FP8 matmuls save more time than rounding to 8 bits takes."""
+_SHORT_STEP_SECONDS = 0.01
+"""Steps below this take noticeably longer than their FLOPs."""
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are omitted if empty."""
@@ -136,6 +143,8 @@ def title(forecast: Forecast, run: RunFolder) -> Iterator[str]:
     if train.uses_float8:
         choices = choices.replace(",", ", matmuls of the blocks in FP8,", 1)
     yield f"{run.path} on {devices}; {choices}"
+    if train.start_from and forecast.stored is None:
+        yield f"starts from {train.start_from}, which isn't here yet"
     if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
         yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
 
@@ -244,6 +253,10 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         share = f", {padding:.2%} padding" if (padding := tokens.padding.get(name)) else ""
         found = missing if count is None else counted(count, "token")
         yield f"dataset   {name}: {found}{epochs}{share}"
+    if forecast.missing_datasets and tokens.planned:
+        dtype = DTYPES[token_dtype(forecast.config.model.vocab_size)]
+        size = format_bytes(dtype.itemsize * tokens.planned)
+        yield f"          {size} of disk, if no token is read twice"
 
 
 def _optimal(forecast: Forecast) -> str:
@@ -277,6 +290,9 @@ def _time(forecast: Forecast) -> Iterator[str]:
         speed = f"{throughput.tokens_per_second:,.0f} tokens per second"
         yield f"time      {left}{speed} ({throughput.reason})"
         yield from _communication(forecast)
+        step = forecast.tokens.per_step / throughput.tokens_per_second
+        if forecast.is_assumed and step < _SHORT_STEP_SECONDS:
+            yield f"          a step of {1e3 * step:.2g} ms: what is around it will take longer"
         if forecast.tokens.done:
             yield f"          {forecast.tokens.done:,} tokens are already done"
         if forecast.speed is not None:
@@ -363,8 +379,13 @@ def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[str]
             yield f"faster, with the same global batch: {larger}"
         elif larger := forecast.larger_step():
             sequences, needed = larger.keys["microbatch_size"], format_bytes(larger.memory.total)
-            yield f"there is memory for {sequences:,} sequences in a step ({needed})"
-        yield "It fits."
+            error = f"± {larger.memory.error:.0%}"
+            yield f"there is memory for {sequences:,} sequences in a step ({needed} {error})"
+        memory = forecast.memory
+        if compiled is None and memory.total * (1 + memory.error) > forecast.usable_bytes:
+            yield "It fits, but not with the estimate's error added: --compile asks the compiler."
+        else:
+            yield "It fits."
         return
     if _fits_memory(forecast, compiled):
         yield "It fits into memory."

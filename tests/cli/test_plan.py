@@ -15,6 +15,7 @@ from rungs.cli import plan
 from rungs.cli.plan import parse_sharding
 from rungs.common import disk
 from rungs.common.errors import UserError
+from rungs.common.shown_text import format_bytes
 from rungs.config import run_config
 from rungs.config.sharding_config import Mode, ShardingConfig
 from rungs.parallel import target_device
@@ -220,11 +221,27 @@ def test_a_gpu_is_proposed_the_largest_microbatch_that_fits(tmp_path: Path) -> N
     on_tpu = whole_step._replace(hardware=tpu)
     assert on_tpu.larger_step() is not None
     size = larger_step.keys["microbatch_size"]
-    assert f"there is memory for {size:,} sequences in a step (" in as_text(run, whole_step)
+    of_memory = f"({format_bytes(larger_step.memory.total)} ± 30%)"
+    shown = as_text(run, whole_step)
+    assert f"there is memory for {size:,} sequences in a step {of_memory}\nIt fits." in shown
     for more, fits in ((0, True), (1, False)):
         edited = whole.model_copy(update={"microbatch_size": size + more * whole.microbatch_size})
         memory = forecast.memory_on_same_devices(whole_step, found.config._replace(train=edited))
         assert (memory.total <= 0.9 * found.usable_bytes) is fits
+
+
+def test_a_plan_says_what_its_error_and_assumptions_hide(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", min_train_tokens=10**6, start_from="runs/elsewhere")
+    found = planned(run, "h100", datasets_dir=NOWHERE)
+    shown = as_text(run, found)
+    assert "\nstarts from runs/elsewhere, which isn't here yet\n" in shown
+    assert "          2.0 MB of disk, if no token is read twice\n" in shown  # 2 bytes a token
+    assert " ms: what is around it will take longer" in shown
+    measured = planned(run, "h100", throughput=forecast.Throughput(1e9, "measured"))
+    assert "what is around it" not in as_text(run, measured)
+    for share, fits in ((1.31, "It fits."), (1.29, "It fits, but not with the estimate's error")):
+        tight = found._replace(usable_bytes=found.memory.total * share)
+        assert as_text(run, tight).splitlines()[-1].startswith(fits)
 
 
 def test_the_disk_of_this_machine_does_not_count_for_devices_elsewhere(
