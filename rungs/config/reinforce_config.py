@@ -25,6 +25,7 @@ REASONING_GYM = "reasoning-gym:"
 LIBRARIES = ("verifiers", "openenv")
 """Libraries of environments, and the prefixes of sources from them."""
 ITEM_FILE_ENDING, VERIFIER_FILE_ENDING = ".jsonl", ".py"
+TRUST_FLAG = "--trust-verifier"
 Advantage = Literal["mean", "mean_std", "leave_one_out", "none"]
 PolicyLoss = Literal["grpo", "dr_grpo", "dapo", "cispo", "gspo"]
 Aggregation = Literal["constant", "tokens", "sequences"]
@@ -256,6 +257,12 @@ class TaskConfig(StrictModel):
     def has_turns(self) -> bool:
         """Whether a completion may have several turns."""
         return bool(self.environment or self.tools or self.library)
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether the task runs code that only TRUST_FLAG allows."""
+        is_own = (self.verifier or "").endswith(VERIFIER_FILE_ENDING)
+        return bool(is_own or self.environment or self.library or {*self.tools} - {"calculator"})
 
     @property
     def library(self) -> str | None:

@@ -21,7 +21,7 @@ from rungs.config.optimization_config import (
     LoraTarget,
     OptimizationConfig,
 )
-from rungs.config.reinforce_config import SETTINGS, ReinforceConfig, TaskConfig
+from rungs.config.reinforce_config import SETTINGS, TRUST_FLAG, ReinforceConfig, TaskConfig
 from rungs.config.routing_config import RoutingConfig
 from rungs.config.sharding_config import ShardingConfig, indivisible
 from rungs.config.train_config import Phase, TrainConfig
@@ -98,7 +98,9 @@ class RunConfig(NamedTuple, Generic[T]):
     @property
     def command(self) -> str:
         """How to call the command that trains the run."""
-        return shown_text.command_line(self.train_file.removesuffix(".json"))
+        tasks = self.train.tasks if isinstance(self.train, ReinforceConfig) else []
+        trusts = f" {TRUST_FLAG}" * any(task.needs_trust for task in tasks)
+        return shown_text.command_line(self.train_file.removesuffix(".json")) + trusts
 
 
 AnyRunConfig = RunConfig[OptimizationConfig]

@@ -13,6 +13,7 @@ from rungs.common.paths import checkout
 from rungs.common.run_log import log
 from rungs.common.shown_text import format_duration
 from rungs.common.signals import StopSignal
+from rungs.config.reinforce_config import TRUST_FLAG
 from rungs.config.run_config import REINFORCE_FILE, RunConfig, config_files
 from rungs.config.train_config import TrainConfig
 from rungs.data.catalog import open_datasets
@@ -26,7 +27,6 @@ from rungs.experiments.report import write_report
 from rungs.experiments.workers import Ended, Engine, Job
 from rungs.run.derive import NewRun, config_with
 from rungs.run.folder import find_origin
-from rungs.tasks.verifier import TRUST_FLAG
 
 VERDICT = "verdict"
 

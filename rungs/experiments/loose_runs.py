@@ -23,7 +23,10 @@ def outcomes_of_runs(folders: Sequence[Path]) -> tuple[Experiment, Outcomes]:
         model, train = load_any_run(folder)
         keys = train.model_dump(mode="json", exclude={"seed", "lineage"})
         own = json.dumps([model.model_dump(mode="json"), keys])
-        group = groups.setdefault(own, re.sub(r"-seed-?\d+$", "", folder.resolve().name))
+        name = re.sub(r"-seed-?\d+$", "", folder.resolve().name)
+        if is_policy and not (run := RecordedPolicyRun.load(folder)).is_finished:
+            name += f" ({run.taken} steps)"
+        group = groups.setdefault(own, name)
         trial = Trial(group, train.seed, str(folder), {})
         found[str(folder)] = outcome_of(experiment, trial, folder, 0, "")
     return experiment, found

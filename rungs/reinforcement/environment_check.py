@@ -14,13 +14,14 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.learner import Kind
 from rungs.training.start import start_of
 
-_DIALOGUES, _TURNS = 4, 3
+_PROMPTS, _TURNS = 4, 3
 
 
 def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) -> tuple[str, int]:
     """Return what the environments and tools of a run reply to turns of the newest step, or to the
-    items' answers before the first, and what differs the second time; and the exit code, 1 if
-    anything does or fails. Raises UserError if no task has turns."""
+    items' answers before the first, and to a wrong answer and then the right one; what differs the
+    second time; and the exit code, 1 if anything does or fails. Raises UserError if no task has
+    turns."""
     if not any(task.has_turns for task in config.train.tasks):
         raise UserError("--check-environment: no task has an environment or tools")
     with ExitStack() as stack:
@@ -34,11 +35,14 @@ def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) ->
         for turn, other in zip(turns, again, strict=False):
             differs = "" if turn == other else f"; ! the second time {_told(other)}"
             lines.append(f"  {quoted(turn.wrote)} got {_told(turn)}{differs}")
-    if not any(reward > 0 for turns in first for t in turns for reward in t.rewards.values()):
+    failed = sum(turns[-1].status != "ok" for turns in first)
+    rewards = [reward for turns in first for turn in turns for reward in turn.rewards.values()]
+    if not failed and max(rewards, default=0) <= 0:
         lines.append("nothing that was said is rewarded, so what right answers get is not checked")
-    lines.append("the same both times" if first == second else "! not the same both times")
-    if failed := sum(turns[-1].status != "ok" for turns in first):
-        lines.append(f"! failed on {failed} of {counted(len(first), 'prompt')}")
+    if failed:
+        lines.append(f"! failed on {failed} of {counted(len(first), 'text')}")
+    if first != second or not failed:
+        lines.append("the same both times" if first == second else "! not the same both times")
     return "\n".join(lines), int(first != second or failed > 0)
 
 
@@ -55,10 +59,13 @@ def _said(run: RunFolder, inputs: PolicyInputs) -> Iterator[tuple[Prompt, int, S
     newest = max(run.rollouts.glob("step-*.jsonl"), default=None)
     step = int(newest.stem.removeprefix("step-")) if newest else 0
     recorded = {one.place: one.answered_turns for one in read(newest)} if newest else {}
-    for place, prompt in enumerate(prompts.of_step(step)[:_DIALOGUES]):
+    first = prompts.of_step(step)[:_PROMPTS]
+    for place, prompt in enumerate(first):
+        seed, answer = seed_of(train.seed, TRAINING, step, place), prompt.item.answer
         turns = recorded.get(place)
-        texts = [turn.wrote for turn in turns] if turns else [prompt.item.answer] * _TURNS
-        yield prompt, seed_of(train.seed, TRAINING, step, place), texts
+        yield prompt, seed, [turn.wrote for turn in turns] if turns else [answer] * _TURNS
+        wrong = next((one.item.answer for one in first if one.item.answer != answer), "")
+        yield prompt, seed, [wrong, *[answer] * (_TURNS - 1)]
 
 
 def _turns(inputs: PolicyInputs, prompt: Prompt, seed: int, texts: Sequence[str]) -> list[Turn]:

@@ -354,7 +354,8 @@ class PolicyLearner:
         shown["correct"] = f"{np.nanmean([step.correct for step in steps]):.1%}"
         for step in steps:
             if step.validation is not None:
-                shown["pass@1"] = f"{step.validation.pass_at_1:.1%}"
+                when = run_report.when_measured(step, steps[-1])
+                shown["pass@1"] = f"{step.validation.pass_at_1:.1%}{when}"
         return shown
 
     def log_start(self, start: Start, mesh: Mesh) -> None:

@@ -288,7 +288,7 @@ def policy_fields(updated: Updated, train: ReinforceConfig) -> dict[str, Any]:
     return {
         "reward": float(np.nanmean(rewards_N)),
         "rewards": _mean_rewards(completions),
-        "correct": float(correct_N.mean()),
+        "correct": float(correct_N[~np.isnan(rewards_N)].mean()),
         "failed_verdicts": sum(completion.status != "ok" for completion in completions),
         "mean_tokens": sum(c.written_tokens for c in completions) / len(completions),
         "mean_turns": sum(len(c.answered_turns) for c in completions) / len(completions),

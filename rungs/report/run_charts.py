@@ -385,6 +385,25 @@ def _median_chart(
     return drawing.steps_chart(run, title, y_label, draw, scale)
 
 
+def seconds_chart(run: RecordedPolicyRun) -> Figure:
+    """Seconds of each step by phase, but for the first step of each start, which compiles."""
+    phases = ("sampling", "verifying", "updating")
+    parts = {phase: run.column(f"{phase}_seconds") for phase in phases}
+    parts["validating and the rest"] = run.column("step_seconds") - sum(parts.values())
+    is_first = (run.column("resumed") > 0) | (run.column("global_step") == 0)
+
+    def draw(axes: Axes) -> drawing.Lines:
+        colors = (BLUE, ORANGE, PURPLE, BLACK)
+        lines: drawing.Lines = {
+            name: drawing.median_line(axes, run, np.where(is_first, np.nan, values), color)
+            for (name, values), color in zip(parts.items(), colors, strict=True)
+        }
+        return lines | drawing.resumes(axes, run)
+
+    title, scale = "time of a step, without those that compile", drawing.zero_based_axis
+    return drawing.steps_chart(run, title, "seconds", draw, scale)
+
+
 POLICY_CHARTS: Charts = {
     "reward-chart.png": reward_chart,
     "groups-chart.png": groups_chart,
@@ -413,17 +432,7 @@ POLICY_CHARTS: Charts = {
         },
         _share_axis,
     ),
-    "seconds-chart.png": partial(
-        _median_chart,
-        "time of a step",
-        "seconds",
-        {
-            "sampling": ("sampling_seconds", BLUE),
-            "verifying": ("verifying_seconds", ORANGE),
-            "updating": ("updating_seconds", PURPLE),
-        },
-        drawing.zero_based_axis,
-    ),
+    "seconds-chart.png": seconds_chart,
 }
 
 

@@ -170,7 +170,7 @@ class PolicyMetrics(StepRecord):
     rewards: dict[str, float]
     """The parts of the reward, likewise."""
     correct: Figure
-    """Share of completions that are correct."""
+    """Share of the completions with a reward that are correct."""
     failed_verdicts: Count
     """Completions without a reward, as the verifier failed. They are left out of the update."""
     mean_tokens: Figure

@@ -84,6 +84,15 @@ class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
 
     _load_config = staticmethod(run_config.load_reinforcement_run)
 
+    @property
+    def is_finished(self) -> bool:
+        return len(self) >= self.config.train.steps
+
+    @property
+    def taken(self) -> str:
+        """The number of steps, if it isn't finished of how many."""
+        return f"{len(self):,}" + f" of {self.config.train.steps:,}" * (not self.is_finished)
+
     @functools.cached_property
     def validations(self) -> list[tuple[int, metrics.Validation]]:
         """The step after which each validation was, and its result; −1 for that of the start."""
@@ -118,7 +127,7 @@ def _figures(run: AnyRecorded) -> dict[str, str]:
     speed, is_policy = run.steps.mean_tokens_per_second, isinstance(run, RecordedPolicyRun)
     return {
         "run": run.name,
-        "steps": f"{len(run):,}",
+        "steps": run.taken if isinstance(run, RecordedPolicyRun) else f"{len(run):,}",
         "tokens sampled" if is_policy else "tokens seen": f"{run.column('tokens_seen')[-1]:,.0f}",
         **(_rewards(run) if isinstance(run, RecordedPolicyRun) else _losses(run)),
         "tokens/s": "-" if speed is None else f"{speed:,.0f}",

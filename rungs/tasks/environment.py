@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rungs.common.errors import UserError
-from rungs.config.reinforce_config import TOOLS, TaskConfig
+from rungs.config.reinforce_config import TOOLS, TRUST_FLAG, TaskConfig
 from rungs.tasks import library
 from rungs.tasks.code_process import Answer, Code, Fork, ForkingProcess
 from rungs.tasks.task import Item, Task, Verdict
 from rungs.tasks.tools import CALCULATOR, PYTHON, Tools
-from rungs.tasks.verifier import TRUST_FLAG, Verifier, open_verifier, trusted_text, verdict_of
+from rungs.tasks.verifier import Verifier, open_verifier, trusted_text, verdict_of
 
 CallsOf = Callable[[str], Sequence[tuple[str, dict[str, Any]]]]
 """Returns the calls of tools in a turn, each a name and arguments."""

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rungs.common.errors import UserError, reason
 from rungs.common.shown_text import install_line
-from rungs.config.reinforce_config import TaskConfig
+from rungs.config.reinforce_config import TRUST_FLAG, TaskConfig
 from rungs.tasks.task import Item, Task
-from rungs.tasks.verifier import TRUST_FLAG
 
 
 def open_task(config: TaskConfig, *, trusts: bool) -> Task:

@@ -8,13 +8,12 @@ from typing import Any
 
 from rungs.common import strict_json
 from rungs.common.errors import UserError, readable_line
-from rungs.config.reinforce_config import TaskConfig
+from rungs.config.reinforce_config import TRUST_FLAG, TaskConfig
 from rungs.tasks import math_verifier, reasoning_gym
 from rungs.tasks.built_in_verifiers import BUILT_IN
 from rungs.tasks.code_process import Answer, Code, CodeProcess
 from rungs.tasks.task import Item, Task, Verdict
 
-TRUST_FLAG = "--trust-verifier"
 MOST_REWARD = 1e12
 """Squares of larger ones would overflow in sums of float32."""
 

@@ -348,7 +348,8 @@ class DatasetLearner:
         shown = {"loss": f"{sum(finite) / len(finite):.4f}" if finite else "none"}
         for step in steps:
             if step.validation_loss is not None:
-                shown["validation loss"] = f"{step.validation_loss:.4f}"
+                when = run_report.when_measured(step, steps[-1])
+                shown["validation loss"] = f"{step.validation_loss:.4f}{when}"
         return shown
 
     def log_start(self, start: Start, mesh: Mesh) -> None:

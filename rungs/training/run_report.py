@@ -297,5 +297,10 @@ class Progress(Generic[R]):
         return [f"{rate:,.0f} tokens/s", *mfu, f"{left} left"]
 
 
+def when_measured(step: StepRecord, last: StepRecord) -> str:
+    """Return after which step a value was measured, if that is not the last one."""
+    return "" if step is last else f" (step {step.global_step:,})"
+
+
 def _seconds(steps: Sequence[StepRecord]) -> float:
     return sum(step.step_seconds for step in steps)

@@ -9,7 +9,9 @@ import pytest
 from rungs.common import strict_json
 from rungs.common.errors import UserError
 from rungs.common.strict_json import StrictModel
-from rungs.config.reinforce_config import SETTINGS, TaskConfig
+from rungs.config.reinforce_config import SETTINGS, ReinforceConfig, TaskConfig
+from rungs.config.run_config import RunConfig
+from tests.support.configs import model_config
 
 
 def parse(**keys: Any) -> TaskConfig:
@@ -29,6 +31,27 @@ def test_what_is_allowed(keys: dict[str, Any]) -> None:
     config = parse(**keys)
     assert config.is_file is keys["source"].endswith(".jsonl")
     assert config.reasoning_gym_name == (keys["source"].partition(":")[2] or None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "needs_trust"),
+    [
+        ({"source": "parity"}, False),
+        ({"source": "parity", "tools": ["calculator"]}, False),
+        ({"source": "parity", "tools": ["calculator", "python"]}, True),
+        ({"source": "parity", "tools": ["tools.py"]}, True),
+        ({"source": "items.jsonl", "verifier": "exact"}, False),
+        ({"source": "items.jsonl", "verifier": "reward.py"}, True),
+        ({"source": "items.jsonl", "environment": "environment.py"}, True),
+        ({"source": "openenv:echo_env", "train_items": 9}, True),
+    ],
+)
+def test_the_command_to_resume_trusts_what_the_run_trusted(
+    keys: dict[str, Any], needs_trust: bool
+) -> None:
+    train = ReinforceConfig.model_construct(tasks=[parse(source="parity"), parse(**keys)])
+    command = RunConfig(model_config(), train).command
+    assert command == "uv run reinforce.py" + " --trust-verifier" * needs_trust
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -422,6 +423,12 @@ def reward(prompt, completion, answer, info):
     assert failed
     assert all(len(one.text) == 2 and one.advantage == 0 and not one.correct for one in failed)
     assert sum(step.failed_verdicts for step in steps_of(run)) == len(failed)
+    for step in steps_of(run):
+        texts = read(RolloutFiles(run.rollouts).step(step.global_step))
+        rewarded = [one for one in texts if one.status == "ok"]
+        assert step.reward == pytest.approx(statistics.fmean(one.reward for one in rewarded))
+        assert step.correct == step.reward  # 1 for right texts, 0 for others
+    assert any(step.correct for step in steps_of(run))
 
 
 def test_weights_without_a_tokenizer_are_refused(tmp_path: Path) -> None:

@@ -278,12 +278,27 @@ def test_the_check_names_what_differs(whole: RunFolder, unrepeatable: RunFolder)
     assert "; ! the second time " in text
 
 
-@pytest.mark.parametrize("reply", ["self.unknown", "'no such tokens'"])
-def test_the_check_names_what_fails(start: Path, tmp_path: Path, reply: str) -> None:
-    code = ENVIRONMENT.replace('f"{self.bit}:"', reply)
+@pytest.mark.parametrize(
+    ("old", "new", "failed"),
+    [
+        ('f"{self.bit}:"', "self.unknown", 8),
+        ('f"{self.bit}:"', "'no such tokens'", 8),
+        ("self.turns += 1", "assert self.parity in text; self.turns += 1", 4),
+    ],
+)
+def test_the_check_names_what_fails_also_after_wrong_answers(
+    start: Path, tmp_path: Path, old: str, new: str, failed: int
+) -> None:
+    run = make_run_with_turns(tmp_path / "run", start, ENVIRONMENT.replace(old, new))
+    text, exit_code = check_environment(run, load_reinforcement_run(run.path), KIND)
+    assert (exit_code, text.splitlines()[-1]) == (1, f"! failed on {failed} of 8 texts")
+
+
+def test_the_check_says_if_nothing_is_rewarded(start: Path, tmp_path: Path) -> None:
+    code = ENVIRONMENT.replace("said, self.turns", "-1.0, self.turns")
     run = make_run_with_turns(tmp_path / "run", start, code)
     text, exit_code = check_environment(run, load_reinforcement_run(run.path), KIND)
-    assert (exit_code, text.splitlines()[-1]) == (1, "! failed on 4 of 4 prompts")
+    assert (exit_code, text.splitlines()[-1]) == (0, "the same both times")
     assert "nothing that was said is rewarded" in text
 
 

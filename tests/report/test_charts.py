@@ -324,6 +324,25 @@ def test_groups_fill_the_chart_and_kl_is_shown_if_there_is_one(tmp_path: Path) -
     assert name in legend_of(POLICY_CHARTS["log-prob-chart.png"](run))
 
 
+def test_time_is_drawn_by_phase_without_steps_that_compile(tmp_path: Path) -> None:
+    seconds = {"sampling_seconds": 0.25, "verifying_seconds": 0.0, "updating_seconds": 0.5}
+    steps = [policy_steps.step(n, step_seconds=1.0, **seconds) for n in range(4)]
+    steps[0] = policy_steps.step(0, step_seconds=96.0, **seconds)
+    steps[2] = policy_steps.step(2, step_seconds=40.0, resumed=True, **seconds)
+    run = RecordedPolicyRun.load(policy_run(tmp_path / "run", steps))
+    *lines, _ = POLICY_CHARTS["seconds-chart.png"](run).axes[0].get_lines()
+    found = [np.asarray(line.get_ydata())[[1, 3]].tolist() for line in lines]
+    assert found == [[0.25] * 2, [0.0] * 2, [0.5] * 2, [0.25] * 2]
+    assert all(np.isnan(np.asarray(line.get_ydata())[[0, 2]]).all() for line in lines)
+
+
+def test_a_logarithmic_axis_has_gaps_at_zeros(tmp_path: Path) -> None:
+    steps = [policy_steps.step(n, gradient_norm=float(n != 2)) for n in range(4)]
+    run = RecordedPolicyRun.load(policy_run(tmp_path / "run", steps))
+    line = run_charts.gradient_norm_chart(run).axes[0].get_lines()[0]
+    np.testing.assert_array_equal(np.asarray(line.get_ydata()), [1, 1, np.nan, 1])
+
+
 # Comparisons
 
 
@@ -346,15 +365,16 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
     steps[0] = policy_steps.step(0, start_validation=start, validation=middle)
     steps[20] = policy_steps.step(20, validation=end)
     folders = [
-        policy_run(tmp_path / "a", steps),
-        policy_run(tmp_path / "b", steps[:9], learning_rate=0.01),
+        policy_run(tmp_path / "a", steps, steps=21),
+        policy_run(tmp_path / "b", steps[:9], steps=21, learning_rate=0.01),
     ]
     result = CliRunner().invoke(charts.main, [*map(str, folders), "--output-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output
     assert comparison_charts.POLICY_COMPARISON_CHARTS.keys() <= names_in(tmp_path)
-    [line] = [line for line in result.output.splitlines() if line.startswith("a ")]
-    assert line.split()[:4] == ["a", "21", "2,000", "0.500"]
-    assert "30.0% (20.0% to 40.0%)  80.0% (70.0% to 90.0%)  80.0% at step 20" in line
+    [row, other] = [line for line in result.output.splitlines() if line.startswith(("a  ", "b  "))]
+    assert row.split()[:4] == ["a", "21", "2,000", "0.500"]
+    assert "30.0% (20.0% to 40.0%)  80.0% (70.0% to 90.0%)  80.0% at step 20" in row
+    assert other.split()[:4] == ["b", "9", "of", "21"]
     runs = RecordedPolicyRun.load_all(folders)
     for draw, x in (
         (comparison_charts.pass_at_1_by_step, (-1, 0, 20)),
@@ -368,7 +388,7 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
     assert [line.split(",")[:2] for line in table.splitlines()] == [
         ["run", "pass@1"],
         ["a", "0.8"],
-        ["b", "0.35"],
+        ["b (9 of 21 steps)", "0.35"],
     ]
     trained = record_run(tmp_path / "trained", [step(0)])
     refused = CliRunner().invoke(charts.main, [str(folders[0]), str(trained)])

@@ -1,5 +1,6 @@
 """Metrics of steps of reinforcement learning that were never taken."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from rungs.run.metrics import PolicyMetrics, Validation
 from tests.support.tiny_reinforcement import MODEL, REINFORCE
 
 
-def policy_run(folder: Path, steps: list[PolicyMetrics], **reinforce: Any) -> Path:
+def policy_run(folder: Path, steps: list[PolicyMetrics], /, **reinforce: Any) -> Path:
     """Write a run folder with these steps, and with keys of `reinforce.json` changed."""
     folder.mkdir()
     (folder / "model.json").write_text(json.dumps(MODEL))
@@ -54,4 +55,4 @@ def step(number: int, **changes: Any) -> PolicyMetrics:
         "updating_seconds": 0.2,
     }
     base = (number, 100 * number, 0.0, 1e-3, 0.5, False, 0, 0.5, 200.0)
-    return PolicyMetrics(*base, **keys | changes)
+    return dataclasses.replace(PolicyMetrics(*base, **keys), **changes)

@@ -128,7 +128,7 @@ def _seconds_of(duration: str) -> float:
 def test_a_validation_loss_is_in_the_next_line(log_file: Path) -> None:
     take(8, 14, steps=14)
     *_, last = lines_of(log_file)
-    assert last.startswith("step 11 of 14: loss 10.0000, validation loss 5.0000")
+    assert last.startswith("step 11 of 14: loss 10.0000, validation loss 5.0000 (step 10), ")
 
 
 def text_of(terminal: int) -> Iterator[str]:
