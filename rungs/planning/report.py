@@ -143,7 +143,7 @@ def title(forecast: Forecast, run: RunFolder) -> Iterator[str]:
     if train.uses_float8:
         choices = choices.replace(",", ", matmuls of the blocks in FP8,", 1)
     yield f"{run.path} on {devices}; {choices}"
-    if train.start_from and forecast.stored is None:
+    if forecast.stored is None:
         yield f"starts from {train.start_from}, which isn't here yet"
     if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
         yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
@@ -253,7 +253,7 @@ def _tokens(forecast: Forecast) -> Iterator[str]:
         share = f", {padding:.2%} padding" if (padding := tokens.padding.get(name)) else ""
         found = missing if count is None else counted(count, "token")
         yield f"dataset   {name}: {found}{epochs}{share}"
-    if forecast.missing_datasets and tokens.planned:
+    if tokens.planned and not forecast.datasets:
         dtype = DTYPES[token_dtype(forecast.config.model.vocab_size)]
         size = format_bytes(dtype.itemsize * tokens.planned)
         yield f"          {size} of disk, if no token is read twice"
