@@ -82,11 +82,12 @@ def remedies(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> list[str]:
     """Return lines with the edits that would fit into `limit` bytes per device."""
-    if fitting := list(edits(config, mesh, USABLE_SHARE * limit, stored)):
-        return [
-            "these edits of train.json would fit, with the same global batch:",
-            *(f"  {edit}" for edit in fitting),
-        ]
+    for share, would in ((USABLE_SHARE, "would fit"), (1, "would just fit, if at all")):
+        if fitting := list(edits(config, mesh, share * limit, stored)):
+            return [
+                f"these edits of train.json {would}, with the same global batch:",
+                *(f"  {edit}" for edit in fitting),
+            ]
     return [
         "no combination of microbatch_size and remat fits: use more devices that share the weights"
         ' ("sharding": {"mode": "fsdp"}), a shorter sequence_length, an optimizer with less state'

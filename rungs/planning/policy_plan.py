@@ -266,6 +266,7 @@ def _time(plan: PolicyPlan) -> Iterator[str]:
     yield f"          sampling {phases.sampling:.3g} s per step"
     if phases.verifying is None:
         yield "          verifying depends on the verifier"
+        yield from report.short_step(plan.update, phases.total)
     else:
         yield f"          verifying {phases.verifying:.3g} s"
     yield f"          updating {phases.updating:.3g} s"

@@ -286,13 +286,12 @@ def _time(forecast: Forecast) -> Iterator[str]:
     if throughput is None:
         yield f"time      not known: {UNKNOWN_SPEED}"
     else:
-        left = "" if seconds is None else f"{format_duration(seconds)} at "
+        still = " left" * bool(forecast.tokens.done)
+        left = "" if seconds is None else f"{format_duration(seconds)}{still} at "
         speed = f"{throughput.tokens_per_second:,.0f} tokens per second"
         yield f"time      {left}{speed} ({throughput.reason})"
         yield from _communication(forecast)
-        step = forecast.tokens.per_step / throughput.tokens_per_second
-        if forecast.is_assumed and step < _SHORT_STEP_SECONDS:
-            yield f"          a step of {1e3 * step:.2g} ms: what is around it will take longer"
+        yield from short_step(forecast, forecast.tokens.per_step / throughput.tokens_per_second)
         if forecast.tokens.done:
             yield f"          {forecast.tokens.done:,} tokens are already done"
         if forecast.speed is not None:
@@ -307,6 +306,12 @@ def _time(forecast: Forecast) -> Iterator[str]:
         if throughput is not None:
             hourly += f" and trains {3600 * throughput.tokens_per_second:,.0f} tokens"
         yield f"cost      {shown}; {hourly}, without validation and checkpoints"
+
+
+def short_step(forecast: Forecast, seconds: float) -> Iterator[str]:
+    """Yield what to think of a step's time if it is short, unless it was measured."""
+    if forecast.is_assumed and seconds < _SHORT_STEP_SECONDS:
+        yield f"          a step of {1e3 * seconds:.2g} ms: what is around it will take longer"
 
 
 def _communication(forecast: Forecast) -> Iterator[str]:

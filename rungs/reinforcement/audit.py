@@ -199,6 +199,7 @@ def _findings(first: Part, last: Part) -> Iterator[str]:
                 f"! The reward changed by {rise}, but the share of texts that {what} changed by"
                 f" {gain}; the difference is {gap}: look at what is paid."
             )
+            break
     if last.left_out > _LEFT_OUT:
         yield (
             f"! {last.left_out:.0%} of the latest texts are left out, as the verifier or"

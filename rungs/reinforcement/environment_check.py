@@ -19,9 +19,9 @@ _PROMPTS, _TURNS = 4, 3
 
 def check_environment(run: RunFolder, config: ReinforceRunConfig, kind: Kind) -> tuple[str, int]:
     """Return what the environments and tools of a run reply to turns of the newest step, or to the
-    items' answers before the first, and to a wrong answer and then the right one; what differs the
-    second time; and the exit code, 1 if anything does or fails. Raises UserError if no task has
-    turns."""
+    right answer before the first; to a wrong one and then the right one; and to wrong ones alone;
+    what differs the second time; and the exit code, 1 if anything does or fails. Raises UserError
+    if no task has turns."""
     if not any(task.has_turns for task in config.train.tasks):
         raise UserError("--check-environment: no task has an environment or tools")
     with ExitStack() as stack:
@@ -61,11 +61,13 @@ def _said(run: RunFolder, inputs: PolicyInputs) -> Iterator[tuple[Prompt, int, S
     recorded = {one.place: one.answered_turns for one in read(newest)} if newest else {}
     first = prompts.of_step(step)[:_PROMPTS]
     for place, prompt in enumerate(first):
-        seed, answer = seed_of(train.seed, TRAINING, step, place), prompt.item.answer
-        turns = recorded.get(place)
-        yield prompt, seed, [turn.wrote for turn in turns] if turns else [answer] * _TURNS
-        wrong = next((one.item.answer for one in first if one.item.answer != answer), "")
-        yield prompt, seed, [wrong, *[answer] * (_TURNS - 1)]
+        seed, task = seed_of(train.seed, TRAINING, step, place), inputs.tasks[prompt.task]
+        turns, right = recorded.get(place), task.worked(prompt.item)
+        others = [task.short(one.item) for one in first if one.task == prompt.task]
+        wrong = next((text for text in others if text != task.short(prompt.item)), "")
+        yield prompt, seed, [turn.wrote for turn in turns] if turns else [right] * _TURNS
+        yield prompt, seed, [wrong, *[right] * (_TURNS - 1)]
+        yield prompt, seed, [wrong] * _TURNS
 
 
 def _turns(inputs: PolicyInputs, prompt: Prompt, seed: int, texts: Sequence[str]) -> list[Turn]:

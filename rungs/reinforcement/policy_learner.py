@@ -20,7 +20,7 @@ from rungs.common.paths import file_checksum
 from rungs.common.run_log import log
 from rungs.common.shown_text import counted
 from rungs.common.signals import Interrupted
-from rungs.common.strict_json import json_checksum
+from rungs.common.strict_json import format_value, json_checksum
 from rungs.config.reinforce_config import TaskConfig
 from rungs.config.run_config import REINFORCE_FILE, ReinforceRunConfig
 from rungs.data.provenance import Provenance
@@ -352,6 +352,8 @@ class PolicyLearner:
     def headline(steps: Sequence[PolicyMetrics]) -> dict[str, str]:
         shown = {"reward": f"{np.nanmean([step.reward for step in steps]):.3f}"}
         shown["correct"] = f"{np.nanmean([step.correct for step in steps]):.1%}"
+        if failed := sum(step.failed_verdicts for step in steps):
+            shown["without a reward"] = f"{failed:,}"
         for step in steps:
             if step.validation is not None:
                 when = run_report.when_measured(step, steps[-1])
@@ -421,12 +423,13 @@ def _report_failures(step: int, completions: list[Completion]) -> None:
 
 def _failures(completions: Sequence[Completion], what_they_do: str) -> str:
     """Return on how many completions a verifier or environment failed, and why; nothing if none."""
-    failed = [completion.message for completion in completions if completion.status != "ok"]
+    failed = [completion for completion in completions if completion.status != "ok"]
     if not failed:
         return ""
-    of = f"{len(failed):,} of {len(completions):,} completions"
+    of, wrote = f"{len(failed):,} of {len(completions):,}", failed[0].answered_turns[-1].wrote
     return (
-        f"the verifier or environment failed on {of}, which {what_they_do}; the first: {failed[0]}"
+        f"the verifier or environment failed on {of} completions, which {what_they_do}; the first,"
+        f" on {format_value(wrote)}: {failed[0].message}"
     )
 
 

@@ -171,14 +171,14 @@ def format_number(number: float, _position: float = 0) -> str:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, if there are positive values, and fix its limits. Lines get gaps
-    at zeros."""
+    """Make the y axis logarithmic, if there are positive values, and fix its limits. Lines skip
+    zeros."""
     if not any(np.isfinite(panel.dataLim.minposy) for panel in axes.figure.axes):
         return
     for each in (each for panel in axes.figure.axes for each in panel.get_lines()):
-        values = np.asarray(each.get_ydata(), dtype=float)
-        if (values > 0).any():
-            each.set_ydata(np.where(values == 0, np.nan, values))
+        x, y = np.asarray(each.get_data(), dtype=float)
+        if (y > 0).any():
+            each.set_data(x[y != 0], y[y != 0])
     axes.set_yscale("log")
     axes.set_ylim(axes.get_ylim())
     set_log_ticks(axes.yaxis, "{x:g}")

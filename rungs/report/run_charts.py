@@ -242,6 +242,10 @@ def _marked_steps(axes: Axes, run: drawing.AnySteps) -> drawing.Lines:
     steps = run.column("global_step")
     clipped, dropped = run.column("clipped") > 0, run.column("dropped_microbatches") > 0
     marks: drawing.Lines = {}
+    is_zero = run.column("gradient_norm") == 0
+    if is_zero.any():
+        label = f"zero ({is_zero.sum():,} of {len(steps):,} steps)"
+        marks[label] = drawing.strokes(axes, steps[is_zero], 0.02, BLACK)
     if clipped.any():
         label = f"clipped ({clipped.sum():,} of {len(steps):,} steps)"
         marks[label] = drawing.strokes(axes, steps[clipped], 0.06, ORANGE)

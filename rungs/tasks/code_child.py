@@ -111,7 +111,8 @@ def _value(module: types.ModuleType, call: dict[str, Any]) -> Any:
 def _reply(value: Any) -> Any:
     """Return a reply, its rewards and whether the episode is over; the reader checks rewards."""
     if not isinstance(value, tuple) or len(value) != 3 or not isinstance(value[2], bool):
-        raise TypeError("step() must return (reply, reward, over), such as ('lower', 0, False)")
+        needed = "(reply, reward, over), such as ('lower', 0, False)"
+        raise TypeError(f"step() must return {needed}, not {value!r:.80}")
     text, reward, over = value
     return [_text(text), _reward(reward), over]
 

@@ -5,6 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, Self
 
 import jax
@@ -49,7 +50,7 @@ def log_start(start: Start, mesh: Mesh, steps: int, step_size: str, notes: str) 
         begins = "branches from" if start.is_branching else "resumes after"
         begins += f" step {start.saved.step:,}, {start.saved.folder.name}"
     else:
-        begins = f"starts from {start.weights.path}" if start.weights else "starts"
+        begins = f"starts from {_with_step(start.weights.path)}" if start.weights else "starts"
     train = start.config.train
     sharding, processes = recorded_sharding(train, mesh), jax.process_count()
     devices = shown_text.counted(mesh.size, f"{jax.devices()[0].device_kind} device")
@@ -160,6 +161,12 @@ def log_size(
     )
     if trainable < held:
         log.info("trains %s of %s parameters", f"{trainable:,}", f"{held:,}")
+
+
+def _with_step(path: Path) -> str:
+    """Return the path of weights, and the checkpoint that its folder links to, such as `best`."""
+    real = path.resolve().parent.name
+    return f"{path} ({real})" if path.parent.is_symlink() else f"{path}"
 
 
 def log_end(start: Start, total_steps: int, learner: Learner[R], last: R | None) -> None:

@@ -207,11 +207,12 @@ def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) ->
     seconds = pace * length.work(first, first + left) / length.work(first, first + 1)
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
-        " another one %s; %s steps are left: about %s without validation; nothing was"
-        " written into the run folder",
+        " another one %s (%s tokens per second); %s steps are left: about %s without validation;"
+        " nothing was written into the run folder",
         "none" if losses[0] is None else f"{losses[0]:.4f}",
         math.log(start.config.model.vocab_size),
         *(format_duration(times[1] - times[0]), format_duration(pace)),
+        f"{start.config.tokens_per_step / pace:,.0f}",
         *(f"{left:,}", format_duration(seconds)),
     )
 

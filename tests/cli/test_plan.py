@@ -386,7 +386,7 @@ def test_on_a_cpu_the_time_is_known_after_some_steps(tmp_path: Path) -> None:
     recorded = (
         f"{throughput.tokens_per_second:,.0f} tokens per second (as in the run's latest steps)"
     )
-    assert f"time      0 s at {recorded}" in after.stdout
+    assert f"time      0 s left at {recorded}" in after.stdout
     hour = 3600 * throughput.tokens_per_second * planned(run).model_flops_per_token
     assert f"          one hour is {hour:.1e} FLOPs" in after.stdout
     for option in (("--utilization", 90), ("--sharding", "dp:4")):

@@ -60,7 +60,7 @@ def test_a_paid_trick_is_found(tmp_path: Path) -> None:
     assert "reward polite" in text
     assert '0.9 for "please" to "01:"' in text
     assert "share of texts that are correct changed by" in text
-    assert "share of texts that end with the answer changed by" in text
+    assert "share of texts that end with the answer changed by" not in text  # says the same
     assert "share of texts that are cut off at max_new_tokens changed by" in text
     assert "which may be chance" in text
 

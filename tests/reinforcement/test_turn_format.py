@@ -125,7 +125,7 @@ HOSTILE = {
     "kills": ("import os; os.killpg(0, 9)", "error", ("process ended",)),
     "closes": ("import os; os.closerange(3, 99)", "error", ("process ended",)),
     "raises": ("1 / 0", "error", ("ZeroDivisionError",)),
-    "lies": ("return 5, 6", "error", ("step() must return (reply, reward, over)",)),
+    "lies": ("return 5, 6", "error", ("step() must return (reply, reward, over)", "not (5, 6)")),
 }
 """What is done instead of a reply; the status, or another failure's; what the user is told."""
 WAITED_FOR = ("endless", "sleeps")

@@ -281,9 +281,10 @@ def test_the_check_names_what_differs(whole: RunFolder, unrepeatable: RunFolder)
 @pytest.mark.parametrize(
     ("old", "new", "failed"),
     [
-        ('f"{self.bit}:"', "self.unknown", 8),
-        ('f"{self.bit}:"', "'no such tokens'", 8),
-        ("self.turns += 1", "assert self.parity in text; self.turns += 1", 4),
+        ('f"{self.bit}:"', "self.unknown", 12),
+        ('f"{self.bit}:"', "'no such tokens'", 12),
+        ("self.turns == 3", "self.turns == 3 and bool(1 / said['correct'])", 4),
+        ("self.turns += 1", "assert self.parity in text; self.turns += 1", 8),
     ],
 )
 def test_the_check_names_what_fails_also_after_wrong_answers(
@@ -291,7 +292,7 @@ def test_the_check_names_what_fails_also_after_wrong_answers(
 ) -> None:
     run = make_run_with_turns(tmp_path / "run", start, ENVIRONMENT.replace(old, new))
     text, exit_code = check_environment(run, load_reinforcement_run(run.path), KIND)
-    assert (exit_code, text.splitlines()[-1]) == (1, f"! failed on {failed} of 8 texts")
+    assert (exit_code, text.splitlines()[-1]) == (1, f"! failed on {failed} of 12 texts")
 
 
 def test_the_check_says_if_nothing_is_rewarded(start: Path, tmp_path: Path) -> None:

@@ -336,11 +336,13 @@ def test_time_is_drawn_by_phase_without_steps_that_compile(tmp_path: Path) -> No
     assert all(np.isnan(np.asarray(line.get_ydata())[[0, 2]]).all() for line in lines)
 
 
-def test_a_logarithmic_axis_has_gaps_at_zeros(tmp_path: Path) -> None:
+def test_a_logarithmic_axis_skips_zeros_and_norms_of_zero_are_marked(tmp_path: Path) -> None:
     steps = [policy_steps.step(n, gradient_norm=float(n != 2)) for n in range(4)]
     run = RecordedPolicyRun.load(policy_run(tmp_path / "run", steps))
-    line = run_charts.gradient_norm_chart(run).axes[0].get_lines()[0]
-    np.testing.assert_array_equal(np.asarray(line.get_ydata()), [1, 1, np.nan, 1])
+    chart = run_charts.gradient_norm_chart(run)
+    line = chart.axes[0].get_lines()[0]
+    np.testing.assert_array_equal(line.get_data(), [[0, 1, 3], [1, 1, 1]])
+    assert "zero (1 of 4 steps)" in legend_of(chart)
 
 
 # Comparisons

@@ -108,11 +108,14 @@ def last_weights(run: RunFolder) -> Path:
 
 @pytest.mark.long
 def test_a_run_can_start_from_another_run(
-    tuned: RunFolder, datasets_dir: Path, tmp_path: Path
+    tuned: RunFolder, datasets_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "rungs")
     run = make_run(tmp_path / "run", drop_rate=0.0, start_from=str(tuned.path))
     assert go(run, datasets_dir) == 0
     best = load_model(tuned.path)
+    real = (tuned.checkpoints / "best").resolve().name
+    assert f"({real}): 24 steps" in caplog.text
     assert first_loss(run) == pytest.approx(loss_on_first_batch(best, datasets_dir), rel=1e-4)
 
 
