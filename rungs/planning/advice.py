@@ -25,8 +25,8 @@ from rungs.parallel.sharding import Layout
 from rungs.planning.memory import MEMORY_LABELS, Dtypes, Memory, MemoryEstimates, memory_of
 from rungs.step.state import shapes_of
 
-USABLE_SHARE = 0.9
-"""Share of a device's memory that an edit may use; the rest is for what is not counted."""
+USABLE_SHARE, MOST_SHARE = 0.9, 0.99
+"""Shares of a device's memory that an edit may use; the rest is for what is not counted."""
 MAX_EDITS = 3
 
 
@@ -82,7 +82,7 @@ def remedies(
     config: RunConfig, mesh: Mesh, limit: float, stored: Dtypes | None = None
 ) -> list[str]:
     """Return lines with the edits that would fit into `limit` bytes per device."""
-    for share, would in ((USABLE_SHARE, "would fit"), (1, "would just fit, if at all")):
+    for share, would in ((USABLE_SHARE, "would fit"), (MOST_SHARE, "would just fit, if at all")):
         if fitting := list(edits(config, mesh, share * limit, stored)):
             return [
                 f"these edits of train.json {would}, with the same global batch:",
