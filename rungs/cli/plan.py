@@ -137,13 +137,9 @@ def _plan(folder: "RunFolder", options: Options) -> bool:
 
     config = run_config.load_any_run(folder.path)
     is_policy = isinstance(config.train, ReinforceConfig)
-    is_priced = options.price_per_hour is not None
-    if is_policy and (
-        options.tokens_per_second or options.budget or options.is_compiled or is_priced
-    ):
+    if is_policy and (options.tokens_per_second or options.budget or options.is_compiled):
         raise UserError(
-            "--tokens-per-second, --ladder, --compile and --price-per-hour: not for runs of"
-            " reinforcement learning"
+            "--tokens-per-second, --ladder and --compile: not for runs of reinforcement learning"
         )
     for line in run_config.unused_keys(config) if not folder.metrics.exists() else ():
         click.echo(f"warning: {folder.path}/{line}", err=True)
@@ -201,6 +197,8 @@ def _plan_policy(folder: "RunFolder", config: Any, options: Options) -> bool:
 
     setup = _setup(folder, config, options)
     plan = policy_plan.plan(folder, config, *setup, use_recorded=options.is_as_recorded)
+    priced = plan.update._replace(price_per_device_hour=options.price_per_hour)
+    plan = plan._replace(update=priced)
     shown = policy_plan.as_json(plan) if options.as_json else policy_plan.as_text(folder, plan)
     click.echo(shown)
     return plan.fits

@@ -89,6 +89,18 @@ class PolicyPlan(NamedTuple):
         return -(-train.steps // train.checkpoint_interval) + 1
 
     @property
+    def seconds_left(self) -> float | None:
+        """Seconds of the steps left, without validations."""
+        steps = max(self.config.train.steps - self.steps_done, 0)
+        return self.phases and steps * self.phases.total
+
+    @property
+    def cost_left(self) -> float | None:
+        """Cost of these seconds."""
+        price, seconds = self.update.price_per_hour, self.seconds_left
+        return None if price is None or seconds is None else price * seconds / 3600
+
+    @property
     def fits(self) -> bool:
         """Whether memory and disk suffice."""
         peak = max(self.sampling_bytes, self.updating_bytes)
@@ -206,6 +218,8 @@ def as_json(plan: PolicyPlan) -> str:
         "updating_bytes": plan.updating_bytes,
         "seconds": plan.phases and plan.phases._asdict(),
         "steps_done": plan.steps_done,
+        "seconds_left": plan.seconds_left,
+        "cost_left": plan.cost_left,
         "fits": plan.fits,
     }
     return json.dumps(figures, indent=2)
@@ -257,11 +271,10 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
 
 
 def _time(plan: PolicyPlan) -> Iterator[str]:
-    phases = plan.phases
-    if phases is None:
+    phases, left, cost = plan.phases, plan.seconds_left, plan.cost_left
+    if phases is None or left is None:
         yield "time      not known: the device's FLOP/s are not; some steps of reinforce.py tell"
         return
-    left = max(plan.config.train.steps - plan.steps_done, 0) * phases.total
     yield f"time      {format_duration(left)} left, without validations ({phases.reason})"
     yield f"          sampling {phases.sampling:.3g} s per step"
     if phases.verifying is None:
@@ -270,6 +283,8 @@ def _time(plan: PolicyPlan) -> Iterator[str]:
     else:
         yield f"          verifying {phases.verifying:.3g} s"
     yield f"          updating {phases.updating:.3g} s"
+    if cost is not None:
+        yield f"cost      {cost:,.2f}, without validations"
 
 
 def _verdict(plan: PolicyPlan) -> Iterator[str]:

@@ -547,10 +547,10 @@ def test_a_cost_that_is_not_known_is_said_in_one_line_with_the_reason(tmp_path: 
         ("runs/layers", ["--price-per-hour=nan"], "--price-per-hour"),
         ("runs/layers", ["--price-per-hour=-1"], "--price-per-hour"),
         ("runs/layers", ["--ladder=1e15", "--price-per-hour=1"], "leave out --ladder"),
-        ("runs/parity-rl", ["--price-per-hour=0"], "not for runs of reinforcement learning"),
+        ("runs/parity-rl", ["--tokens-per-second=1"], "not for runs of reinforcement learning"),
     ],
 )
-def test_a_price_is_a_number_and_that_of_one_training_run(
+def test_options_that_do_not_fit_are_refused_in_one_line(
     run: str, options: list[str], message: str
 ) -> None:
     ended = run_script("plan.py", run, "--device", "h100", *options)

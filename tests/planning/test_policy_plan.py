@@ -76,4 +76,11 @@ def test_times_are_computed_for_a_device_and_taken_from_metrics(tmp_path: Path) 
     assert text.endswith("It fits.")
     content = json.loads(policy_plan.as_json(found))
     assert content["seconds"]["updating"] == found.phases.updating
+    assert content["seconds_left"] == 6 * found.phases.total
+    assert content["cost_left"] is None
+    priced = found._replace(update=found.update._replace(price_per_device_hour=1e9))
+    cost = 1e9 * 6 * found.phases.total / 3600
+    assert json.loads(policy_plan.as_json(priced))["cost_left"] == pytest.approx(cost)
+    assert f"\ncost      {cost:,.2f}, without validations" in policy_plan.as_text(run, priced)
+    assert f"a step of {1e3 * found.phases.total:.2g} ms: what is around it" in text
     assert content["fits"] is True
