@@ -98,9 +98,13 @@ class RunConfig(NamedTuple, Generic[T]):
     @property
     def command(self) -> str:
         """How to call the command that trains the run."""
+        return shown_text.command_line(self.train_file.removesuffix(".json"))
+
+    @property
+    def command_again(self) -> str:
+        """How to call it for a run that has started, so whose code is trusted."""
         tasks = self.train.tasks if isinstance(self.train, ReinforceConfig) else []
-        trusts = f" {TRUST_FLAG}" * any(task.needs_trust for task in tasks)
-        return shown_text.command_line(self.train_file.removesuffix(".json")) + trusts
+        return self.command + f" {TRUST_FLAG}" * any(task.needs_trust for task in tasks)
 
 
 AnyRunConfig = RunConfig[OptimizationConfig]

@@ -17,16 +17,26 @@ def outcomes_of_runs(folders: Sequence[Path]) -> tuple[Experiment, Outcomes]:
     is_policy = all(kind_of(folder) is RecordedPolicyRun for folder in folders)
     measure: Measure = "pass_at_1" if is_policy else "validation_loss"
     experiment = Experiment(kind="table", base=str(folders[0]), measure=measure)
-    groups: dict[str, str] = {}
+    groups: dict[str, list[tuple[Path, int]]] = {}
     found = Outcomes()
     for folder in folders:
         model, train = load_any_run(folder)
         keys = train.model_dump(mode="json", exclude={"seed", "lineage"})
         own = json.dumps([model.model_dump(mode="json"), keys])
-        name = re.sub(r"-seed-?\d+$", "", folder.resolve().name)
-        if is_policy and not (run := RecordedPolicyRun.load(folder)).is_finished:
-            name += f" ({run.taken} steps)"
-        group = groups.setdefault(own, name)
-        trial = Trial(group, train.seed, str(folder), {})
-        found[str(folder)] = outcome_of(experiment, trial, folder, 0, "")
+        groups.setdefault(own, []).append((folder, train.seed))
+    for of_group in groups.values():
+        group = re.sub(r"-seed-?\d+$", "", of_group[0][0].resolve().name)
+        if is_policy:
+            group += _unfinished([RecordedPolicyRun.load(folder) for folder, _ in of_group])
+        for folder, seed in of_group:
+            trial = Trial(group, seed, str(folder), {})
+            found[str(folder)] = outcome_of(experiment, trial, folder, 0, "")
     return experiment, found
+
+
+def _unfinished(runs: Sequence[RecordedPolicyRun]) -> str:
+    """Return what to add to the name of a group if not all of its runs are finished."""
+    unfinished = [run for run in runs if not run.is_finished]
+    if len(runs) > 1 and unfinished:
+        return f" ({len(unfinished)} of {len(runs)} runs not finished)"
+    return f" ({runs[0].taken} steps)" if unfinished else ""

@@ -296,7 +296,7 @@ def _total(rungs: list[Rung], speed: Speed | None) -> Iterator[str]:
     yield f"{TOKENS_PER_PARAMETER} tokens per parameter are compute-optimal"
     flops = sum(rung.flops for rung in rungs)
     if speed is None:
-        yield f"total: {flops:.2e} FLOPs; {UNKNOWN_SPEED}"
+        yield f"total: {flops:.2e} FLOPs; for the time {UNKNOWN_SPEED}"
         return
     time = shown_text.format_duration(flops / speed.flops)
     yield (

@@ -209,7 +209,7 @@ def as_text(run: RunFolder, plan: PolicyPlan) -> str:
 def as_json(plan: PolicyPlan) -> str:
     """Return the same figures as JSON: bytes, seconds and shares."""
     figures = {
-        "update": report.content(plan.update),
+        "update": report.content(plan.update) | {"seconds_left": None, "cost_left": None},
         "sampler_bytes": plan.sampler_bytes,
         "cache_bytes": plan.cache_bytes,
         "reference_bytes": plan.reference_bytes,
@@ -271,20 +271,28 @@ def _step(plan: PolicyPlan) -> Iterator[str]:
 
 
 def _time(plan: PolicyPlan) -> Iterator[str]:
-    phases, left, cost = plan.phases, plan.seconds_left, plan.cost_left
+    phases, left = plan.phases, plan.seconds_left
     if phases is None or left is None:
-        yield "time      not known: the device's FLOP/s are not; some steps of reinforce.py tell"
+        yield "time      not known, as the device's FLOP/s are not; the first steps measure it"
+        yield from _cost(plan)
         return
     yield f"time      {format_duration(left)} left, without validations ({phases.reason})"
     yield f"          sampling {phases.sampling:.3g} s per step"
     if phases.verifying is None:
         yield "          verifying depends on the verifier"
-        yield from report.short_step(plan.update, phases.total)
     else:
         yield f"          verifying {phases.verifying:.3g} s"
     yield f"          updating {phases.updating:.3g} s"
-    if cost is not None:
-        yield f"cost      {cost:,.2f}, without validations"
+    if phases.verifying is None:
+        yield from report.short_step(plan.update, phases.total)
+    yield from _cost(plan)
+
+
+def _cost(plan: PolicyPlan) -> Iterator[str]:
+    if (per_hour := plan.update.price_per_hour) is not None:
+        cost = plan.cost_left
+        shown = "not known, as the time is not" if cost is None else f"{cost:,.2f}"
+        yield f"cost      {shown}; an hour costs {per_hour:,.2f}, without validations"
 
 
 def _verdict(plan: PolicyPlan) -> Iterator[str]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from rungs.common.shown_text import counted, format_bytes, format_duration
+from rungs.common.shown_text import command_line, counted, format_bytes, format_duration
 from rungs.data.build.sections import token_dtype
 from rungs.data.catalog import build_command
 from rungs.data.tokens.token_file import DTYPES
@@ -15,19 +15,20 @@ from rungs.planning.communication import abstract_layout
 from rungs.planning.compiled_step import Compiled, CompiledStep
 from rungs.planning.flops import TOKENS_PER_PARAMETER, Passes
 from rungs.planning.forecast import Forecast, remedy
+from rungs.planning.hardware import TABLE
 from rungs.planning.memory import MEMORY_LABELS, Memory
 from rungs.planning.program import KERNEL_PARTS, XLA
 from rungs.run.folder import RunFolder
 
 UNKNOWN_SPEED = (
-    "train.py RUN --dry-run measures it, as do some steps; or give --tokens-per-second or another"
-    " --device"
+    f"measure the speed with {command_line('train')} RUN --dry-run and give it as"
+    " --tokens-per-second, or train some steps, or choose another --device"
 )
 COUNTED_AS_FLOAT32 = "in float32, because the weights of start_from are not here yet"
 _FLOAT8_PAYS = 1e9
 """Parameters above which FP8 matmuls save more time than rounding to 8 bits takes."""
 _SHORT_STEP_SECONDS = 0.01
-"""Steps below this take noticeably longer than their FLOPs."""
+"""Shorter steps take noticeably longer than their FLOPs."""
 _GROUP_LABELS = {"low_rank": "LoRA", "feed_forward": "feed-forward"}
 _OPTIONAL_GROUPS = ("low_rank", "other")
 """Parameter groups that are omitted if empty."""
@@ -144,7 +145,7 @@ def title(forecast: Forecast, run: RunFolder) -> Iterator[str]:
         choices = choices.replace(",", ", matmuls of the blocks in FP8,", 1)
     yield f"{run.path} on {devices}; {choices}"
     if forecast.stored is None:
-        yield f"starts from {train.start_from}, which isn't here yet"
+        yield f"its start_from, {train.start_from}, isn't here"
     if train.uses_float8 and forecast.active.total < _FLOAT8_PAYS:
         yield "FP8 doesn't pay below about 1,000,000,000 parameters: matmul_dtype makes it slower"
 
@@ -311,7 +312,8 @@ def _time(forecast: Forecast) -> Iterator[str]:
 def short_step(forecast: Forecast, seconds: float) -> Iterator[str]:
     """Yield what to think of a step's time if it is short, unless it was measured."""
     if forecast.is_assumed and seconds < _SHORT_STEP_SECONDS:
-        yield f"          a step of {1e3 * seconds:.2g} ms: what is around it will take longer"
+        took = f"{1e3 * seconds:.2g} ms"
+        yield f"          by its FLOPs a step takes {took}; such short ones take longer"
 
 
 def _communication(forecast: Forecast) -> Iterator[str]:
@@ -388,7 +390,8 @@ def _verdict(forecast: Forecast, compiled: CompiledStep | None) -> Iterator[str]
             yield f"there is memory for {sequences:,} sequences in a step ({needed} {error})"
         memory = forecast.memory
         if compiled is None and memory.total * (1 + memory.error) > forecast.usable_bytes:
-            yield "It fits, but not with the estimate's error added: --compile asks the compiler."
+            asks = "; --compile asks the compiler" * (forecast.hardware.name in TABLE["devices"])
+            yield f"It fits, but not with the estimate's error added{asks}."
         else:
             yield "It fits."
         return

@@ -66,8 +66,9 @@ def _said(run: RunFolder, inputs: PolicyInputs) -> Iterator[tuple[Prompt, int, S
         others = [task.short(one.item) for one in first if one.task == prompt.task]
         wrong = next((text for text in others if text != task.short(prompt.item)), "")
         yield prompt, seed, [turn.wrote for turn in turns] if turns else [right] * _TURNS
-        yield prompt, seed, [wrong, *[right] * (_TURNS - 1)]
-        yield prompt, seed, [wrong] * _TURNS
+        if wrong != right:
+            yield prompt, seed, [wrong, *[right] * (_TURNS - 1)]
+            yield prompt, seed, [wrong] * _TURNS
 
 
 def _turns(inputs: PolicyInputs, prompt: Prompt, seed: int, texts: Sequence[str]) -> list[Turn]:

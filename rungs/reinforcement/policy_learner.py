@@ -353,7 +353,7 @@ class PolicyLearner:
         shown = {"reward": f"{np.nanmean([step.reward for step in steps]):.3f}"}
         shown["correct"] = f"{np.nanmean([step.correct for step in steps]):.1%}"
         if failed := sum(step.failed_verdicts for step in steps):
-            shown["without a reward"] = f"{failed:,}"
+            shown["texts without a reward"] = f"{failed:,}"
         for step in steps:
             if step.validation is not None:
                 when = run_report.when_measured(step, steps[-1])

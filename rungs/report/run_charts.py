@@ -225,8 +225,8 @@ def learning_rate_chart(run: drawing.AnySteps) -> Figure:
 
 
 def gradient_norm_chart(run: drawing.AnySteps) -> Figure:
-    """The gradient norm of each step before clipping. Marks steps that dropped microbatches or were
-    clipped."""
+    """The gradient norm of each step before clipping. Marks steps that dropped microbatches, were
+    clipped, or have a norm of zero."""
 
     def draw(axes: Axes) -> drawing.Lines:
         lines = drawing.trend(axes, run, "gradient_norm")
@@ -390,18 +390,22 @@ def _median_chart(
 
 
 def seconds_chart(run: RecordedPolicyRun) -> Figure:
-    """Seconds of each step by phase, but for the first step of each start, which compiles."""
+    """Mean seconds by phase, without the first step of each start, which compiles. A validation
+    counts for the step after it."""
     phases = ("sampling", "verifying", "updating")
     parts = {phase: run.column(f"{phase}_seconds") for phase in phases}
-    parts["validating and the rest"] = run.column("step_seconds") - sum(parts.values())
+    if not run.config.train.staleness:  # with it phases overlap
+        parts["the rest, such as validations"] = run.column("step_seconds") - sum(parts.values())
     is_first = (run.column("resumed") > 0) | (run.column("global_step") == 0)
 
     def draw(axes: Axes) -> drawing.Lines:
+        steps, length = run.column("global_step"), drawing.stretch_length(run)
         colors = (BLUE, ORANGE, PURPLE, BLACK)
-        lines: drawing.Lines = {
-            name: drawing.median_line(axes, run, np.where(is_first, np.nan, values), color)
-            for (name, values), color in zip(parts.items(), colors, strict=True)
-        }
+        lines: drawing.Lines = {}
+        for (name, values), color in zip(parts.items(), colors, strict=False):
+            values = np.where(is_first, np.nan, values)
+            of = drawing.in_stretches(steps, values, length, np.mean)
+            lines[name] = drawing.line(axes, of.x, of.middle, color=color, linewidth=2)
         return lines | drawing.resumes(axes, run)
 
     title, scale = "time of a step, without those that compile", drawing.zero_based_axis

@@ -186,7 +186,7 @@ class FailedSteps:
                 self._write(folder, step, bad)
         except (UserError, RunFailure) as error:  # training continues without it
             return f"not saved for replay: {error}"
-        replay = f"{self._config.command} {shown_text.quoted(self._run.path)}"
+        replay = f"{self._config.command_again} {shown_text.quoted(self._run.path)}"
         return f"to replay it: {replay} --replay {folder.name}"
 
     def _write(self, folder: Path, step: int, bad: dict[int, str]) -> None:

@@ -180,7 +180,7 @@ def log_end(start: Start, total_steps: int, learner: Learner[R], last: R | None)
         learner.summary(start.run, last),
     )
     if is_stopped:
-        log.info("to resume: %s %s", start.config.command, shown_text.quoted(start.run.path))
+        log.info("to resume: %s %s", start.config.command_again, shown_text.quoted(start.run.path))
 
 
 def log_finished(start: Start, edit: str) -> None:

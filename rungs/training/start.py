@@ -203,7 +203,7 @@ def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) ->
         losses.append(learner.read(step, taken)[1].loss)
         times.append(time.perf_counter())
     pace = times[-1] - times[-2]
-    first, left = start.first_step, length.left(start.first_step, pace)
+    config, first, left = start.config, start.first_step, length.left(start.first_step, pace)
     seconds = pace * length.work(first, first + left) / length.work(first, first + 1)
     log.info(
         "dry run: the first step has loss %s (ln of vocab_size: %.4f); it took %s with compilation,"
@@ -212,7 +212,7 @@ def dry_run(start: Start, inputs: Inputs[Any], mesh: Mesh, length: RunLength) ->
         "none" if losses[0] is None else f"{losses[0]:.4f}",
         math.log(start.config.model.vocab_size),
         *(format_duration(times[1] - times[0]), format_duration(pace)),
-        f"{start.config.tokens_per_step / pace:,.0f}",
+        f"{(config.tokens_before(step + 1) - config.tokens_before(step)) / pace:,.0f}",
         *(f"{left:,}", format_duration(seconds)),
     )
 

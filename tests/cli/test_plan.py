@@ -234,11 +234,11 @@ def test_a_plan_says_what_its_error_and_assumptions_hide(tmp_path: Path) -> None
     run = make_run(tmp_path / "run", min_train_tokens=10**6, start_from="runs/elsewhere")
     found = planned(run, "h100", datasets_dir=NOWHERE)
     shown = as_text(run, found)
-    assert "\nstarts from runs/elsewhere, which isn't here yet\n" in shown
+    assert "\nits start_from, runs/elsewhere, isn't here\n" in shown
     assert "          2.0 MB of disk, if no token is read twice\n" in shown  # 2 bytes a token
-    assert " ms: what is around it will take longer" in shown
+    assert " ms; such short ones take longer" in shown
     measured = planned(run, "h100", throughput=forecast.Throughput(1e9, "measured"))
-    assert "what is around it" not in as_text(run, measured)
+    assert "such short ones" not in as_text(run, measured)
     for share, fits in ((1.31, "It fits."), (1.29, "It fits, but not with the estimate's error")):
         tight = found._replace(usable_bytes=found.memory.total * share)
         assert as_text(run, tight).splitlines()[-1].startswith(fits)

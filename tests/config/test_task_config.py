@@ -50,7 +50,7 @@ def test_the_command_to_resume_trusts_what_the_run_trusted(
     keys: dict[str, Any], needs_trust: bool
 ) -> None:
     train = ReinforceConfig.model_construct(tasks=[parse(source="parity"), parse(**keys)])
-    command = RunConfig(model_config(), train).command
+    command = RunConfig(model_config(), train).command_again
     assert command == "uv run reinforce.py" + " --trust-verifier" * needs_trust
 
 

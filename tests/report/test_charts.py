@@ -334,6 +334,14 @@ def test_time_is_drawn_by_phase_without_steps_that_compile(tmp_path: Path) -> No
     found = [np.asarray(line.get_ydata())[[1, 3]].tolist() for line in lines]
     assert found == [[0.25] * 2, [0.0] * 2, [0.5] * 2, [0.25] * 2]
     assert all(np.isnan(np.asarray(line.get_ydata())[[0, 2]]).all() for line in lines)
+    validated = [
+        policy_steps.step(n, step_seconds=1.0 + 3 * (n % 3), **seconds) for n in range(300)
+    ]
+    run = RecordedPolicyRun.load(policy_run(tmp_path / "longer", validated))
+    *_, rest = POLICY_CHARTS["seconds-chart.png"](run).axes[0].get_lines()
+    np.testing.assert_allclose(np.asarray(rest.get_ydata())[1:], 3.25)
+    run = RecordedPolicyRun.load(policy_run(tmp_path / "stale", steps, staleness=1))
+    assert len(POLICY_CHARTS["seconds-chart.png"](run).axes[0].get_lines()) == 4
 
 
 def test_a_logarithmic_axis_skips_zeros_and_norms_of_zero_are_marked(tmp_path: Path) -> None:
@@ -392,6 +400,9 @@ def test_runs_that_learn_from_rewards_are_compared_by_pass_at_1(tmp_path: Path) 
         ["a", "0.8"],
         ["b (9 of 21 steps)", "0.35"],
     ]
+    folders += [policy_run(tmp_path / "a-seed-2", steps[:5], steps=21, seed=2)]
+    table = CliRunner().invoke(charts.main, [*map(str, folders), "--table", "csv"]).output
+    assert table.splitlines()[1].startswith("a (1 of 2 runs not finished),")
     trained = record_run(tmp_path / "trained", [step(0)])
     refused = CliRunner().invoke(charts.main, [str(folders[0]), str(trained)])
     assert "compare runs of one kind" in str(refused.exception)

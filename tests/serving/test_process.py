@@ -23,8 +23,8 @@ from tests.support.layered_model import write_model
 pytestmark = pytest.mark.long
 LEAK = 4 << 20
 """Bytes that memory would grow by with each 500 connections if they left something behind. What is
-compiled for more requests at a time, and threads' first, grow it too: on a busy machine with each
-of the first 3,000, on a quiet one with few after 2,000."""
+compiled for more requests at a time, and threads that start, grow it too: on a busy machine with
+each of the first 3,000 connections, on a quiet one with few after 2,000."""
 
 
 class Process(NamedTuple):
