@@ -335,11 +335,11 @@ def test_time_is_drawn_by_phase_without_steps_that_compile(tmp_path: Path) -> No
     assert found == [[0.25] * 2, [0.0] * 2, [0.5] * 2, [0.25] * 2]
     assert all(np.isnan(np.asarray(line.get_ydata())[[0, 2]]).all() for line in lines)
     validated = [
-        policy_steps.step(n, step_seconds=1.0 + 3 * (n % 3), **seconds) for n in range(300)
+        policy_steps.step(n, step_seconds=7.0 if n % 3 else 1.0, **seconds) for n in range(300)
     ]
     run = RecordedPolicyRun.load(policy_run(tmp_path / "longer", validated))
     *_, rest = POLICY_CHARTS["seconds-chart.png"](run).axes[0].get_lines()
-    np.testing.assert_allclose(np.asarray(rest.get_ydata())[1:], 3.25)
+    np.testing.assert_allclose(np.asarray(rest.get_ydata())[1:], 4.25)
     run = RecordedPolicyRun.load(policy_run(tmp_path / "stale", steps, staleness=1))
     assert len(POLICY_CHARTS["seconds-chart.png"](run).axes[0].get_lines()) == 4
 
