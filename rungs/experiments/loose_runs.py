@@ -1,12 +1,14 @@
 """Runs that belong to no experiment, as the outcomes of one."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from rungs.config.reinforce_config import ReinforceConfig
 from rungs.config.run_config import load_any_run
-from rungs.experiments.experiment import Experiment, Measure, Outcomes, Trial
+from rungs.experiments.experiment import Experiment, Measure, Outcome, Outcomes, Trial
 from rungs.experiments.outcome import outcome_of
 from rungs.run.recorded_run import RecordedPolicyRun, kind_of
 
@@ -17,26 +19,23 @@ def outcomes_of_runs(folders: Sequence[Path]) -> tuple[Experiment, Outcomes]:
     is_policy = all(kind_of(folder) is RecordedPolicyRun for folder in folders)
     measure: Measure = "pass_at_1" if is_policy else "validation_loss"
     experiment = Experiment(kind="table", base=str(folders[0]), measure=measure)
-    groups: dict[str, list[tuple[Path, int]]] = {}
+    groups: dict[str, list[tuple[Path, Outcome, int]]] = {}
     found = Outcomes()
     for folder in folders:
         model, train = load_any_run(folder)
         keys = train.model_dump(mode="json", exclude={"seed", "lineage"})
         own = json.dumps([model.model_dump(mode="json"), keys])
-        groups.setdefault(own, []).append((folder, train.seed))
-    for of_group in groups.values():
-        group = re.sub(r"-seed-?\d+$", "", of_group[0][0].resolve().name)
-        if is_policy:
-            group += _unfinished([RecordedPolicyRun.load(folder) for folder, _ in of_group])
-        for folder, seed in of_group:
-            trial = Trial(group, seed, str(folder), {})
-            found[str(folder)] = outcome_of(experiment, trial, folder, 0, "")
+        group = re.sub(r"-seed-?\d+$", "", folder.resolve().name)
+        trial = Trial(group, train.seed, str(folder), {})
+        outcome = outcome_of(experiment, trial, folder, 0, "")
+        steps = train.steps if isinstance(train, ReinforceConfig) else outcome.steps
+        groups.setdefault(own, []).append((folder, outcome, steps))
+    for runs in groups.values():
+        group = runs[0][1].group
+        unfinished = [(one.steps, steps) for _, one, steps in runs if one.steps < steps]
+        if unfinished and len(runs) > 1:
+            group += f" ({len(unfinished)} of {len(runs)} runs not finished)"
+        elif unfinished:
+            group += " ({:,} of {:,} steps)".format(*unfinished[0])
+        found.update({str(at): dataclasses.replace(one, group=group) for at, one, _ in runs})
     return experiment, found
-
-
-def _unfinished(runs: Sequence[RecordedPolicyRun]) -> str:
-    """Return what to add to the name of a group if not all of its runs are finished."""
-    unfinished = [run for run in runs if not run.is_finished]
-    if len(runs) > 1 and unfinished:
-        return f" ({len(unfinished)} of {len(runs)} runs not finished)"
-    return f" ({runs[0].taken} steps)" if unfinished else ""

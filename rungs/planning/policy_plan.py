@@ -291,8 +291,8 @@ def _time(plan: PolicyPlan) -> Iterator[str]:
 def _cost(plan: PolicyPlan) -> Iterator[str]:
     if (per_hour := plan.update.price_per_hour) is not None:
         cost = plan.cost_left
-        shown = "not known, as the time is not" if cost is None else f"{cost:,.2f}"
-        yield f"cost      {shown}; an hour costs {per_hour:,.2f}, without validations"
+        known = f"{cost:,.2f} without validations" if cost is not None else ""
+        yield f"cost      {known or 'not known, as the time is not'}; an hour costs {per_hour:,.2f}"
 
 
 def _verdict(plan: PolicyPlan) -> Iterator[str]:

@@ -85,13 +85,10 @@ class RecordedPolicyRun(RecordedSteps[reinforce_config.ReinforceConfig]):
     _load_config = staticmethod(run_config.load_reinforcement_run)
 
     @property
-    def is_finished(self) -> bool:
-        return len(self) >= self.config.train.steps
-
-    @property
     def taken(self) -> str:
         """The number of steps, if it isn't finished of how many."""
-        return f"{len(self):,}" + f" of {self.config.train.steps:,}" * (not self.is_finished)
+        steps = self.config.train.steps
+        return f"{len(self):,}" + f" of {steps:,}" * (len(self) < steps)
 
     @functools.cached_property
     def validations(self) -> list[tuple[int, metrics.Validation]]:

@@ -522,6 +522,16 @@ def test_the_price_of_a_run_is_that_of_its_device_hours(tmp_path: Path) -> None:
     assert json.loads(command(*speed, "--json").stdout)["cost_left"] is None
 
 
+@pytest.mark.parametrize(
+    ("device", "cost"), [("h100", " without validations"), ("cpu", "not known, as the time is not")]
+)
+def test_reinforcement_learning_has_a_price(device: str, cost: str) -> None:
+    priced = ("--device", device, "--sharding", "dp:1", "--price-per-hour", "2.49")
+    [line] = re.findall("cost .*", command(ROOT / "runs/parity-rl", *priced).stdout)
+    assert cost in line
+    assert line.endswith("; an hour costs 2.49")
+
+
 def test_the_virtual_devices_of_a_cpu_have_one_price(tmp_path: Path) -> None:
     speed = forecast.Throughput(0.1, "given")
     found = planned(make_run(tmp_path / "run"), "cpu", "dp:2", throughput=speed)
