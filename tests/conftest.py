@@ -27,8 +27,8 @@ import pytest
 from rungs.common import run_log
 from rungs.optim import precision
 from rungs.parallel import jax_setup
-from tests.support import reused_contexts, triton_lowering
-from tests.support.charts import draw_no_charts
+from rungs.training.background import ChartProcess
+from tests.support import charts, reused_contexts, triton_lowering
 from tests.support.compilation_flags import QUICK_COMPILATION
 from tests.support.shared_steps import sharing_steps
 from tests.support.shared_traces import share_traces
@@ -38,6 +38,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax_setup.enable_compilation_cache()
 triton_lowering.allow_on_cpus()
 reused_contexts.reuse()
+charts.draw_none()
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one stalls for seconds
 hypothesis.settings.load_profile("any machine")
 precision.fastest_dtype = lambda: "float32"  # the same on every machine
@@ -96,8 +97,9 @@ def shared_traces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw_no_charts(monkeypatch)
+def drawn_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw charts, as they do outside tests."""
+    monkeypatch.setattr(ChartProcess, "_draw", charts.draw)
 
 
 @pytest.fixture

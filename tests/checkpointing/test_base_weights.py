@@ -22,7 +22,6 @@ from rungs.run.derive import BranchPoint, create_like
 from rungs.run.folder import RunFolder
 from rungs.training.resume import find_branch_point
 from tests.cli.test_plan import planned
-from tests.support.charts import draw_no_charts
 from tests.support.configs import ONE_FILE
 from tests.support.starting import files, go, refusal
 from tests.support.tiny_run import (
@@ -34,7 +33,6 @@ from tests.support.tiny_run import (
 )
 from tests.training.test_fine_tuning import LORA, ORIGIN, write_start
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 KEYS: dict[str, Any] = {
     **{"lora": LORA, "ema_decay": 0.5, "drop_rate": 0.0, "min_train_tokens": 4 * 128},
     **{"checkpoint_interval": 1, "keep_checkpoints": -1, "sharding": {"devices": 1}},
@@ -49,11 +47,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_dataset(place)
     first = make_run(place / "first", start_from="imported", **KEYS)
     write_start(first.imported, "gpt2", ORIGIN, "bfloat16", seed=11)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert go(first, place) == 0
-        second = make_run(place / "second", start_from=str(first.path), **KEYS)
-        assert go(second, place) == 0
+    assert go(first, place) == 0
+    second = make_run(place / "second", start_from=str(first.path), **KEYS)
+    assert go(second, place) == 0
     return place
 
 

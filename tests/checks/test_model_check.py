@@ -1,5 +1,6 @@
 """The model check: sound models pass, and each fault fails the check that is meant for it."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -230,9 +231,12 @@ def test_a_fault_fails_its_check(
     train: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Checks before and between those that are meant pass; the later ones are not run."""
     fault(monkeypatch)
-    results = results_of(tiny_model(train=train, **model))
-    assert failed(results) == checks, results
+    results, found = checks_of(tiny_model(train=train, **model)), set[str]()
+    while found < checks:
+        found |= {check.name for check in failures([next(results)])}
+    assert found == checks
 
 
 @jax.custom_vjp
@@ -254,9 +258,9 @@ def test_a_gradient_that_overflows_while_the_loss_is_finite_is_found(
         return infinite_gradient(loss), routing
 
     monkeypatch.setattr(GPT, "summed_loss", summed_loss)
-    results = results_of(tiny_model())
+    results = {check.name: check for check in itertools.islice(checks_of(tiny_model()), 5)}
     assert results["initial loss"].passed
-    assert "finite" in failed(results)
+    assert failed(results) == {"finite"}
 
 
 @pytest.mark.long

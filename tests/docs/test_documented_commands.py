@@ -103,29 +103,15 @@ NOT_RUN: dict[str, tuple[str, ...]] = {
 }
 """How commands that don't run begin, by where else they are tried or why they can't be."""
 
-PREPARED = """
-uv run train.py runs/layers
-uv run train.py runs/next-token
-uv run train.py runs/parity-pretrain
-uv run reinforce.py runs/parity-rl
-"""
-"""Before the commands of each page: what most of them work with."""
-IMPORT_QWEN = "uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen"
 RUN = ["README.md"]
 """Pages whose commands run; besides those of tasks."""
 BEFORE = {
-    "docs/models.md": f"""
-uv run pretrained.py import openai-community/gpt2 runs/gpt2
-{IMPORT_QWEN}
-""",
-    "docs/tasks/serve-and-share.md": IMPORT_QWEN,
-    "docs/monitoring.md": """
-uv run train.py runs/warmer --like runs/layers --set learning_rate=6e-3
-sed -i 's/^{/{"sample_prompts": ["def "], /' runs/layers/train.json
-uv run train.py runs/layers
-""",
-    "docs/tasks/train-on-my-text.md": "cp -r runs/layers runs/books" + LONGER,
-    "docs/training.md": "uv run train.py runs/a-to-a; cp -r runs/layers runs/books",
+    "docs/tasks/serve-and-share.md": (
+        "uv run pretrained.py import Qwen/Qwen2.5-0.5B-Instruct runs/qwen"
+    ),
+    "docs/tasks/train-on-my-text.md": (
+        "uv run train.py runs/layers; cp -r runs/layers runs/books" + LONGER
+    ),
 }
 """Before the commands of a page."""
 
@@ -209,24 +195,20 @@ def change(path: Path, **keys: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    checkout = tmp_path_factory.mktemp("prepared")
-    make_checkout(checkout)
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    make_checkout(tmp_path)
     for name in ("openai-community/gpt2", "Qwen/Qwen2.5-0.5B-Instruct"):
-        (checkout / name).parent.mkdir()
-        publish(checkout / name)
-    write_files(checkout)
-    write_runs(checkout)
-    assert not run_shell(PREPARED, checkout)
-    return checkout
+        (tmp_path / name).parent.mkdir()
+        publish(tmp_path / name)
+    write_files(tmp_path)
+    write_runs(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in _PAGES if to_run(page)])
-def test_commands_run(page: str, prepared: Path, tmp_path: Path) -> None:
-    checkout = tmp_path / "checkout"
-    shutil.copytree(prepared, checkout, symlinks=True)
+def test_commands_run(page: str, checkout: Path) -> None:
     assert not run_shell(BEFORE.get(page, ""), checkout)
     found = [run_shell(command.replace(" & ", " &\n"), checkout) for command in to_run(page)]
     assert not "".join(found)

@@ -6,7 +6,6 @@ import pytest
 
 from rungs.run.folder import RunFolder
 from tests.faults.short_runs import short_run, train_here
-from tests.support.charts import draw_no_charts
 from tests.support.tiny_run import make_dataset
 
 
@@ -22,9 +21,7 @@ def datasets_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
     """A short run trained without a fault; tests must not change it."""
     run = short_run(tmp_path_factory.mktemp("runs") / "uninterrupted")
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert train_here(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     return run
 
 

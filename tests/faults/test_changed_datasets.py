@@ -26,7 +26,6 @@ from tests.faults.short_runs import (
     train_here,
     train_with_fault,
 )
-from tests.support.charts import draw_no_charts
 from tests.support.tiny_run import assert_same_outcome
 
 LONGER = {"epochs": 2, "checkpoint_interval": 100}
@@ -56,9 +55,7 @@ def restore(file: Path, datasets_dir: Path) -> None:
 def uninterrupted_longer(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
     """A run of twice as many steps, more than are prefetched."""
     run = short_run(tmp_path_factory.mktemp("longer") / "uninterrupted", **LONGER)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert train_here(run, datasets_dir) == 0
+    assert train_here(run, datasets_dir) == 0
     return run
 
 
@@ -75,7 +72,6 @@ def test_a_truncated_file_does_not_crash_the_process(copied_datasets: Path, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_the_model_is_saved_when_its_training_data_changes(
     uninterrupted_longer: RunFolder,
     datasets_dir: Path,
@@ -98,29 +94,6 @@ def test_the_model_is_saved_when_its_training_data_changes(
     restore(file, datasets_dir)
     assert train_here(run, copied_datasets) == 0
     assert_same_outcome(run, uninterrupted_longer)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_validation_data_that_changes(
-    uninterrupted: RunFolder,
-    datasets_dir: Path,
-    copied_datasets: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = short_run(tmp_path / "run")
-    file = copied_datasets / "tiny" / "validation.safetensors"
-    with monkeypatch.context() as patch:
-        patch.setattr(MetricsLog, "append", MetricsLog.append)
-        act_at_call(MetricsLog, "append", 5, lambda *_: truncate(file))
-        assert failure_message(run, copied_datasets).startswith(
-            f"{file}: was changed while it was in use"
-        )
-    assert checkpoint_steps(run) == [0, 3]
-    restore(file, datasets_dir)
-    assert train_here(run, copied_datasets) == 0
-    assert_same_outcome(run, uninterrupted)
 
 
 def write_tokens(path: Path, *ids: int) -> None:

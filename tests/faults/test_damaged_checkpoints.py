@@ -18,7 +18,6 @@ from rungs.huggingface.exporting import Export
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume
 from tests.faults.short_runs import short_run, train_here
-from tests.support.charts import draw_no_charts
 from tests.support.tiny_run import assert_same_outcome, make_dataset
 
 
@@ -35,9 +34,7 @@ def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(tmp_path_factory: pytest.TempPathFactory, with_tokenizer: Path) -> RunFolder:
     """A run with sharded weights and a tokenizer; tests must not change it."""
     run = short_run(tmp_path_factory.mktemp("saved") / "run", max_weights_file_bytes=60_000)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert train_here(run, with_tokenizer) == 0
+    assert train_here(run, with_tokenizer) == 0
     return run
 
 
@@ -95,7 +92,6 @@ def test_damage_to_any_file(harm: Callable[[Path], None], copy: RunFolder) -> No
     assert checkpoint_to_resume(copy, StartOptions()) == last
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_a_damaged_checkpoint_is_moved_aside(
     copy: RunFolder,
     saved: RunFolder,
@@ -185,7 +181,6 @@ def test_no_command_uses_a_damaged_tokenizer(copy: RunFolder) -> None:
             read(copy.path)
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_no_run_starts_from_damaged_weights(
     copy: RunFolder, with_tokenizer: Path, tmp_path: Path
 ) -> None:
@@ -205,7 +200,6 @@ def test_weights_without_a_meta_json_are_not_checked(copy: RunFolder, tmp_path: 
     refuse_damaged(tmp_path / "alone" / "model.safetensors")
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_a_run_whose_checkpoints_were_lost_does_not_start_over_by_itself(
     saved: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:

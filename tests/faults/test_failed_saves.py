@@ -11,7 +11,6 @@ from rungs.checkpointing import (
     manifest,
     optimizer_state,
     saver,
-    weights_file,
 )
 from rungs.checkpointing.checkpoint_folder import checkpoint_name
 from rungs.run.folder import RunFolder
@@ -55,12 +54,11 @@ def wait_after_a_save(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "fault", "reason"),
     [
-        (weights_file, "write_weights", bug, "KeyError: 'a bug'; fix that"),
         (manifest, "write_manifest", disk_full, "No space left on device ("),
         (optimizer_state, "save_async", lambda *_: FailedSave(), "free some space"),
     ],
 )
-@pytest.mark.usefixtures("no_charts", "wait_after_a_save")
+@pytest.mark.usefixtures("wait_after_a_save")
 def test_a_failure_in_the_background_is_reported_at_the_next_step(
     owner: Any,
     name: str,
@@ -93,7 +91,6 @@ def test_a_failure_in_the_background_is_reported_at_the_next_step(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_a_failure_of_the_last_save_is_reported(
     run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,6 @@ def test_a_real_full_disk(uninterrupted: RunFolder, datasets_dir: Path, tmp_path
         assert_same_outcome(run, uninterrupted)
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_lowering_keep_checkpoints_of_a_finished_run_takes_effect_at_the_next_start(
     uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -72,7 +71,6 @@ def test_lowering_keep_checkpoints_of_a_finished_run_takes_effect_at_the_next_st
     assert checkpoint_steps(run) == [0, 7] != before
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
     run: RunFolder,
     datasets_dir: Path,
@@ -95,19 +93,6 @@ def test_a_start_warns_of_a_disk_that_is_too_small_and_makes_room(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
-def test_a_limit_on_file_sizes(run: RunFolder, datasets_dir: Path) -> None:
-    """In Orbax's threads; the weights fit."""
-    message = error_line(train_with_fault("limit_file_size:150000", run, datasets_dir))
-    assert message.startswith(f"{run.checkpoints}: the checkpoint of step 0 could not be written")
-    assert "File too large" in message
-    assert "ulimit -f" in message
-    assert checkpoint_steps(run) == []
-    assert_metrics_are_complete_lines(run)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_a_checkpoint_that_will_not_fit_is_not_started(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +123,6 @@ class AlmostFullFile:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_the_disk_is_full_for_a_line_of_metrics(
     run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

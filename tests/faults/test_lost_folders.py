@@ -4,11 +4,10 @@ steps are taken for nothing."""
 import errno
 import shutil
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from rungs.checkpointing import checkpoint_folder, manifest
+from rungs.checkpointing import manifest
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.common import disk as disk_module
 from rungs.common.errors import UserError
@@ -25,7 +24,6 @@ LOST_CHECKPOINT = "the checkpoint of step 3 could not be written: No such file o
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_what_is_lost_is_named(
     run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,32 +33,20 @@ def test_what_is_lost_is_named(
     assert LOST_CHECKPOINT in failure_message(run, datasets_dir)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "what"),
-    [
-        (disk_module, "flush", "the metrics so far"),
-        (checkpoint_folder, "update_links", "the names best and latest"),
-    ],
-)
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_a_folder_that_becomes_read_only(
-    owner: ModuleType,
-    name: str,
-    what: str,
-    run: RunFolder,
-    datasets_dir: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: RunFolder, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = MetricsLog.append
 
     def append_then_break(self: MetricsLog, step: metrics.StepMetrics) -> None:
         append(self, step)
-        monkeypatch.setattr(owner, name, lambda *_: fail(errno.EROFS))
+        monkeypatch.setattr(disk_module, "flush", lambda *_: fail(errno.EROFS))
 
     monkeypatch.setattr(MetricsLog, "append", append_then_break)
     message = failure_message(run, datasets_dir)
-    assert f": {what} could not be written: Read-only file system; fix that" in message
+    what = "the metrics so far could not be written: Read-only file system"
+    assert f": {what}; fix that" in message
     assert len(losses(run)) <= 4
 
 
@@ -76,7 +62,6 @@ def test_a_run_folder_that_is_read_only_at_the_start(tmp_path: Path) -> None:
         assert sorted(disk.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_metrics_that_lack_steps_before_the_checkpoint_are_noticed(
     uninterrupted: RunFolder,
     datasets_dir: Path,
@@ -94,7 +79,6 @@ def test_metrics_that_lack_steps_before_the_checkpoint_are_noticed(
 
 @needs_mount
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_checkpoints_on_another_disk(
     uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,6 @@
 """`--fresh` and `--from` killed between any two of their moves: no file is lost or half copied."""
 
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from rungs.checkpointing.manifest import read_checkpoint
 from rungs.run import metrics
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.resume import checkpoint_to_resume, move_aside
-from tests.faults.short_runs import train_with_fault
-from tests.support.tiny_run import assert_same_outcome, train
 
 
 class Killed(BaseException):
@@ -113,17 +110,3 @@ def check_plain_start(run: RunFolder) -> None:
     else:
         assert read_checkpoint(saved.folder).damage() == []
         assert steps[: saved.step + 1] == list(range(saved.step + 1))
-
-
-@pytest.mark.long
-def test_a_kill_between_two_moves_does_not_change_the_outcome(
-    run: RunFolder, uninterrupted: RunFolder, datasets_dir: Path
-) -> None:
-    options = "--from", "step-000003"
-    before = files(run.path)
-    killed = train_with_fault("kill_at:between two moves:3", run, datasets_dir, *options)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    check_nothing_is_lost(run, before)
-    resumed = train(run, datasets_dir, *options)
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same_outcome(run, uninterrupted)

@@ -34,7 +34,7 @@ from tests.support.sharded_models import RECIPE
 from tests.support.starting import overflow
 from tests.support.tiny_run import MODEL, assert_same_outcome, make_dataset, make_run
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("no_charts")]
+pytestmark = pytest.mark.long
 
 RARE = 63
 STEP_TOKENS, MICROBATCH_TOKENS = 128, 64
@@ -136,18 +136,6 @@ def test_a_microbatch_with_a_nonfinite_loss_is_skipped_and_its_replay_names_the_
         replay.replay(run, "step-000007", dataset_learner.on_datasets(datasets))
 
 
-def test_a_nonfinite_step_at_a_checkpoint_changes_no_weights(
-    make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, datasets = make([(10, 0), (10, 1)], checkpoint_interval=1)
-    overflow(RARE, monkeypatch)
-    assert train_here(run, datasets) == 0
-    weights = weights_of(run)
-    assert_equal(weights[10], weights[9])
-    assert any((weights[11][name] != array).any() for name, array in weights[10].items())
-    assert [s.train_loss for s in metrics.read(run.metrics)].index(None) == 10
-
-
 def test_too_many_nonfinite_steps_stop_the_run(
     make: Any, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
@@ -228,15 +216,11 @@ def test_nonfinite_weights_are_never_saved(
     assert all(s.train_loss is not None for s in metrics.read(run.metrics))
 
 
-@pytest.mark.parametrize(("at", "saved"), [(7, 10), (23, 23)])
 def test_overflowing_moments_are_never_saved_and_the_replay_names_step_and_moment(
-    at: int,
-    saved: int,
-    make: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A gradient of 1e25 is finite, but its square is not; step 23 is the last."""
+    """A gradient of 1e25 is finite, but its square is not."""
+    at, saved = 7, 10
     run, datasets = make([(at, 0)], clipping_max_norm=None)
     change_losses(monkeypatch, lambda loss, rare: jnp.where(rare, 1e25, 1) * loss)
     monkeypatch.setattr(

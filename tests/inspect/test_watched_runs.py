@@ -3,7 +3,6 @@
 import functools
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from rungs.run.derive import BranchPoint, NewRun
 from rungs.run.folder import RunFolder
 from rungs.training.resume import find_branch_point
 from tests.faults.short_runs import train_with_fault
-from tests.support.charts import draw_no_charts
 from tests.support.starting import go
 from tests.support.tiny_run import (
     MODEL,
@@ -28,18 +26,10 @@ from tests.support.tiny_run import (
     make_run,
     train,
 )
-from tests.support.two_processes import two_processes
 
 ONE_DEVICE = {"sharding": {"mode": "dp", "devices": 1}}
 """As in a process of its own: other meshes round otherwise."""
 WATCHED: dict[str, Any] = {"watch_interval": 4, **ONE_DEVICE}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_charts() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -183,16 +173,6 @@ def test_a_damaged_file_is_renamed_and_growing_attention_logits_are_an_event_wit
     text = warning.layer_warning or ""
     assert '"qk_norm": true' in text
     assert text in messages.text
-
-
-@pytest.mark.long
-def test_two_processes_on_cpus_are_refused(datasets_dir: Path, tmp_path: Path) -> None:
-    """Gloo would mix the messages of loops that run at once, and end them."""
-    run = make_run(tmp_path / "run", watch_interval=4, sharding={"mode": "fsdp", "data": 2})
-    with two_processes(run, datasets_dir) as both:
-        assert both.exit_codes() == [2, 2], both.outputs()
-        assert "watch_interval: not with several processes on CPUs" in both.outputs()[0]
-    assert not run.metrics.exists()
 
 
 def test_without_layers_there_is_nothing_to_watch(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import change, make_dataset, make_run, train
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 @pytest.fixture
 def datasets_dir(tmp_path: Path) -> Path:

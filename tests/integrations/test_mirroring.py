@@ -85,7 +85,6 @@ def test_another_run_is_not_overwritten(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_training_restores_and_resumes_bit_for_bit(
     tmp_path: Path, datasets_dir: Path, failing: str, mirror: Path
 ) -> None:

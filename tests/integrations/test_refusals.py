@@ -10,8 +10,6 @@ from rungs.integrations.trackers import check_trackers
 from tests.support.starting import refusal
 from tests.support.tiny_run import make_dataset, make_run, train
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 @pytest.mark.parametrize(
     ("name", "line"),

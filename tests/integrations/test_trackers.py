@@ -21,8 +21,6 @@ from tests.integrations import stores
 from tests.support.recorded_runs import step
 from tests.support.tiny_run import command, make_dataset, make_run, train
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 @pytest.fixture(params=sorted(BUILT_IN))
 def tracker(request: pytest.FixtureRequest) -> str:

@@ -41,9 +41,7 @@ def count_passes(generator: Generator, prompt: list[int], request: Request) -> i
     return len(list(generator.stream([prompt], request, chunk_size=1))) - 1
 
 
-@pytest.mark.parametrize(
-    "name", long_except({"windows"}, ["windows", "experts", "recipe", "latent"])
-)
+@pytest.mark.parametrize("name", long_except({"windows"}, ["windows", "experts", "recipe"]))
 def test_greedy_text_is_that_of_plain_decoding(name: str) -> None:
     generator = generator_of(name)
     plain = generator.generate(REPEATING, Request(40))
@@ -216,7 +214,6 @@ def chi_square(model: GPT, sampling: Sampling, count: int) -> float:
 @pytest.mark.parametrize(
     ("count", "sampling"),
     [
-        pytest.param(3, PLAIN, id="3-plain", marks=pytest.mark.long),
         pytest.param(3, COOL, id="3-cool"),
     ],
 )

@@ -76,7 +76,6 @@ def alone(
     [
         (LENGTHS[0], None, None),
         (LENGTHS[0], 40, 2.0),
-        pytest.param(LENGTHS[1], 40, 2.0, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -130,10 +129,8 @@ MODEL_LENGTHS = [[11, 13], [13, 11]]
         ("sliding rope", True),
         ("latent", False),
         ("sinks", False),
-        pytest.param("learned", False, marks=pytest.mark.long),
         pytest.param("sinusoidal", True, marks=pytest.mark.long),
         ("bidirectional", False),
-        pytest.param("bidirectional", True, marks=pytest.mark.long),
     ],
 )
 def test_the_gradient_equals_that_of_each_document_alone(

@@ -115,7 +115,7 @@ def calls_in(traced: Any) -> tuple[dict[str, int], str]:
     return collections.Counter(re.findall(r'name = "_(\w+)"', text)), text
 
 
-RARE_MODES = [("dp", "none", 1), ("dp", "full", 2)]
+RARE_MODES = [("dp", "full", 2)]
 
 
 @pytest.mark.parametrize(

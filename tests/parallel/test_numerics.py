@@ -8,14 +8,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.checkpointing.manifest import installed_versions, read_checkpoint
 from rungs.common.errors import UserError
 from rungs.parallel import jax_setup
 from rungs.run.folder import RunFolder
 from rungs.training import start
 from tests.support.committed_runs import ROOT
-from tests.support.tiny_run import change, make_dataset, make_run, train
+from tests.support.tiny_run import make_dataset, make_run
 from tests.support.written_checkpoints import write_checkpoint
 
 NOT_IN_EACH_VERSION = {
@@ -71,25 +70,6 @@ def test_resuming_says_what_has_changed(tmp_path: Path, caplog: pytest.LogCaptur
     start._warn_of_changes(meta.model_copy(update=changed))
     assert "XLA_FLAGS was --xla_cpu_enable_fast_math=true, is now" in caplog.text
     assert "jax was 0.1, is now" in caplog.text
-
-
-@pytest.mark.long
-def test_a_run_that_resumes_with_other_flags_warns_by_name(tmp_path: Path) -> None:
-    make_dataset(tmp_path / "datasets")
-    run = make_run(tmp_path / "run", min_train_tokens=2 * 128)
-    assert train(run, tmp_path / "datasets").returncode == 0
-    (last,) = list_checkpoints(run.checkpoints)[-1:]
-    assert last.meta.environment is not None
-    change(run, min_train_tokens=3 * 128)
-    flags = f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true"
-    environment = {**os.environ, "XLA_FLAGS": flags}
-    environment |= {"JAX_DEFAULT_PRNG_IMPL": "rbg"}
-    ended = train(run, tmp_path / "datasets", "--extend", env=environment)
-    assert ended.returncode == 0, ended.stderr
-    (line,) = [line for line in ended.stderr.splitlines() if "other settings" in line]
-    assert "XLA_FLAGS was" in line
-    assert "JAX_DEFAULT_PRNG_IMPL was threefry2x32, is now rbg" in line
-    assert line in run.log.read_text()
 
 
 def _in_environment(run: RunFolder, name: str, value: str) -> subprocess.CompletedProcess[str]:

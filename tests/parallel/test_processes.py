@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from rungs.checkpointing.checkpoint_folder import list_checkpoints
 from rungs.parallel import processes
 from rungs.run import metrics
 from rungs.run.folder import RunFolder
-from tests.faults.injected_faults import SHORT_HEARTBEAT_SECONDS
 from tests.support.tiny_run import (
     MODEL,
     change,
@@ -87,39 +85,6 @@ def all_losses(run: RunFolder) -> list[list[float]]:
     """Of each step in training and, after some, in validation."""
     both = ((step.train_loss, step.validation_loss) for step in metrics.read(run.metrics))
     return [[loss for loss in of_step if loss is not None] for of_step in both]
-
-
-@pytest.mark.long
-def test_without_sharding_two_processes_share_each_microbatch(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "run", microbatch_size=3, min_train_tokens=3 * 96)
-    with two_processes(run, datasets_dir) as both:
-        assert both.exit_codes() == [2, 2], both.outputs()
-    assert "microbatch_size: 3 is not divisible by the 2 devices" in both.outputs()[1]
-    change(run, microbatch_size=2, min_train_tokens=2 * 96)
-    train_to_end(run, datasets_dir)
-
-
-@pytest.mark.long
-def test_all_processes_wait_for_what_the_first_still_does(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
-    run = make_run(tmp_path / "run", sharding=MESH)
-    seconds = SHORT_HEARTBEAT_SECONDS + 10
-    train_to_end(run, datasets_dir, (f"slow_charts:{seconds}", "slow_charts:0"))
-
-
-@pytest.mark.long
-def test_a_signal_to_one_process_saves_and_stops_both(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", sharding=MESH, min_train_tokens=128 * 140)
-    with two_processes(run, datasets_dir) as both:
-        both.wait_for_step(3)
-        both.processes[1].send_signal(signal.SIGTERM)
-        assert both.exit_codes() == [143, 143], both.outputs()
-    (*_, last) = list_checkpoints(run.checkpoints)
-    assert last.damage() == []
-    assert last.step == metrics.read(run.metrics)[-1].global_step > 2
 
 
 @pytest.mark.parametrize("length", [0, 1, 4095, 4096, 100_000])

@@ -36,25 +36,17 @@ QUICK = [
 ]
 CASES = [
     *QUICK,
-    PlanCase("gpt2", "activations", "fsdp", 4, "float32"),
-    PlanCase("llama", "none", "dp", 1, "float32"),
     PlanCase("llama", "dots", "dp", 4, "bfloat16"),
     PlanCase("mistral", "activations", "fsdp", 4, "float32"),
-    PlanCase("mistral", "full", "dp", 1, "float32"),
-    PlanCase("mixtral", "none", "fsdp", 1, "bfloat16"),
     PlanCase("gemma", "none", "fsdp", 4, "float32"),
-    PlanCase("gemma", "dots", "dp", 1, "bfloat16"),
-    PlanCase("olmo", "full", "fsdp", 1, "bfloat16"),
     PlanCase("olmo", "activations", "dp", 1, "float32"),
-    PlanCase("latent", "dots", "fsdp", 1, "bfloat16"),
     PlanCase("deepseek", "full", "dp", 1, "float32"),
     PlanCase("recipe", "activations", "dp", 4, "bfloat16"),
-    PlanCase("recipe", "full", "fsdp", 1, "bfloat16"),
     PlanCase("a-to-a", "dots", "fsdp", 1, "float32"),
     PlanCase("multi-token", "dots", "fsdp", 1, "float32"),
     PlanCase("masked", "none", "dp", 1, "bfloat16"),
 ]
-"""Each family, and each remat policy in both modes."""
+"""Each family, and each remat policy."""
 WIDE = {"emb_dim": 768, "n_heads": 12, "n_layers": 2}
 """The width of GPT-2 small, so that elementwise operations are small beside matmuls."""
 

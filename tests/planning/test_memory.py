@@ -31,15 +31,11 @@ CASES = [
     (PlanCase("gpt2", "none", "dp", 1, "float32"), True),
     (PlanCase("mixtral", "full", "fsdp", 4, "float32"), True),
     (PlanCase("gemma", "activations", "dp", 4, "bfloat16"), False),
-    (PlanCase("olmo", "none", "dp", 1, "float32"), False),
-    (PlanCase("latent", "dots", "dp", 4, "bfloat16"), False),
     (PlanCase("deepseek", "dots", "fsdp", 1, "float32"), False),
     (PlanCase("gpt-oss", "full", "dp", 1, "bfloat16"), False),
-    (PlanCase("hybrid", "none", "dp", 1, "bfloat16"), True),
     (PlanCase("hybrid", "dots", "fsdp", 1, "bfloat16"), False),
     (PlanCase("recipe", "dots", "fsdp", 4, "bfloat16"), True),
     (PlanCase("multi-token", "dots", "fsdp", 1, "bfloat16"), False),
-    (PlanCase("masked", "none", "dp", 1, "float32"), True),
 ]
 """Each with whether its loop over layers is unrolled."""
 

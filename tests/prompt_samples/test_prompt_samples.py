@@ -21,8 +21,6 @@ from tests.prompt_samples.conftest import PROMPTS, prompted_run
 from tests.support.starting import go, refusal
 from tests.support.tiny_run import MODEL, assert_same_outcome, change, command, train
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:

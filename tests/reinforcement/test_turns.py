@@ -22,12 +22,10 @@ from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.tasks.environment import Environment
 from tests.reinforcement.test_start import Killed, assert_same_end, kill_in
-from tests.support.charts import draw_no_charts
 from tests.support.tiny_reinforcement import reinforce, steps_of, write_start
 from tests.support.turns import ENVIRONMENT, UNREPEATABLE, make_run_with_turns
 
 KIND = reinforcement(trust_verifier=True)
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +45,7 @@ def unrepeatable(start: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFo
 
 
 def finished(run: RunFolder) -> RunFolder:
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert reinforce(run, trust_verifier=True) == 0
+    assert reinforce(run, trust_verifier=True) == 0
     return run
 
 

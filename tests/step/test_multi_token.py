@@ -134,9 +134,7 @@ def test_in_a_hybrid_the_module_is_a_layer_with_attention_and_its_positions() ->
 @pytest.mark.parametrize(
     ("mode", "sizes", "experts"),
     [
-        ("cp", (1, 2), False),
-        ("fsdp_tp", (2, 2), True),
-        ("fsdp", (4, 1), False),
+        ("fsdp_tp", (2, 2), False),
         ("cp", (2, 2), True),
     ],
 )

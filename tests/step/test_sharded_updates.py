@@ -100,7 +100,6 @@ LORA = {
     "start_from": "imported",
 }
 CASES = {
-    "tied": Case("even-llama", 1, {"drop_rate": 0.2}),
     "indivisible": Case("odd-llama", 1, {}),
     "no-layers": Case("no-layers", 1, {}),
     "experts-accumulated": Case("experts", 2, {"load_balancing_weight": 1.0}),

@@ -1,10 +1,9 @@
-"""Training without drawing."""
-
-import pytest
+"""Training without drawing: starting the process that does takes a second."""
 
 from rungs.training.background import ChartProcess
 
+draw = ChartProcess._draw
 
-def draw_no_charts(patch: pytest.MonkeyPatch) -> None:
-    """Draw no charts: starting the process that does takes a second."""
-    patch.setattr(ChartProcess, "_draw", lambda _: None)
+
+def draw_none() -> None:
+    ChartProcess._draw = lambda _: None  # type: ignore[method-assign, assignment]

@@ -112,7 +112,7 @@ def run_shell(commands: str, checkout: Path) -> str:
     done = subprocess.run(
         ["bash", "-ec", commands],
         cwd=checkout,
-        env={key: value for key, value in os.environ.items() if key != "XLA_FLAGS"} | path,
+        env=os.environ | path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

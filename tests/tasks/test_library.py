@@ -163,7 +163,6 @@ def test_an_environment_must_begin_as_its_prompt_says() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize(
     "task",
     [

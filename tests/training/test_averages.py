@@ -38,7 +38,6 @@ from tests.support.tiny_run import (
     make_run,
 )
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 DECAY = 0.9
 SHORT: dict[str, Any] = {"min_train_tokens": 8 * 128, "checkpoint_interval": 1}
 

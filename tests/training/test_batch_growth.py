@@ -24,7 +24,6 @@ from rungs.step.train_step import StepResult
 from rungs.training.resume import edit_to_extend
 from rungs.training.run_length import RunLength
 from tests.cli.test_plan import planned
-from tests.support.charts import draw_no_charts
 from tests.support.configs import mesh_of, train_config
 from tests.support.starting import go
 from tests.support.tiny_run import (
@@ -134,9 +133,7 @@ def make(folder: Path, **changes: Any) -> RunFolder:
 @pytest.fixture(scope="module")
 def grown(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     run = make(tmp_path_factory.mktemp("grown") / "run")
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert go(run, datasets_dir) == 0
+    assert go(run, datasets_dir) == 0
     return run
 
 
@@ -171,7 +168,6 @@ def test_its_losses_are_those_of_the_same_steps_by_hand(
     assert seen == TOKENS
 
 
-@pytest.mark.usefixtures("no_charts")
 def test_it_resumes_bit_for_bit_across_a_growth(
     grown: RunFolder, datasets_dir: Path, tmp_path: Path
 ) -> None:
@@ -181,7 +177,6 @@ def test_it_resumes_bit_for_bit_across_a_growth(
     assert_same_outcome(resumed, grown)
 
 
-@pytest.mark.usefixtures("no_charts")
 @pytest.mark.long
 def test_the_growth_of_a_run_may_not_change_but_its_microbatches_may(
     grown: RunFolder, datasets_dir: Path, tmp_path: Path
@@ -198,7 +193,6 @@ def test_the_growth_of_a_run_may_not_change_but_its_microbatches_may(
     assert losses(resumed) == pytest.approx(losses(grown), rel=1e-4)
 
 
-@pytest.mark.usefixtures("no_charts")
 @pytest.mark.long
 def test_in_fsdp_it_has_the_losses_of_dp(
     grown: RunFolder, datasets_dir: Path, tmp_path: Path

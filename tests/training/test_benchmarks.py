@@ -21,7 +21,6 @@ from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
 from tests.support.tiny_run import assert_same_outcome, make_dataset, make_run
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 LETTERS = string.ascii_letters + string.digits
 SHORT = {"min_train_tokens": 9 * 128, "checkpoint_interval": 2}
 MEASURED = SHORT | {"evaluate_every": 4, "benchmarks": ["quiz.jsonl"]}

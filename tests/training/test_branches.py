@@ -35,7 +35,6 @@ from tests.support.tiny_run import (
     make_run,
 )
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 KEYS: dict[str, Any] = {
     **{"schedule": "constant", "keep_checkpoints": -1, "shuffle": True},
     "warmup_period_percent": 20,

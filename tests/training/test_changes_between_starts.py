@@ -23,7 +23,7 @@ from tests.support.tiny_run import (
     make_run,
 )
 
-pytestmark = pytest.mark.usefixtures("no_charts", "messages")
+pytestmark = pytest.mark.usefixtures("messages")
 
 
 @pytest.mark.long

@@ -14,6 +14,8 @@ from rungs.run.folder import RunFolder
 from rungs.training import background
 from rungs.training.background import MIN_SECONDS_BETWEEN_CHARTS, ChartProcess
 
+pytestmark = pytest.mark.usefixtures("drawn_charts")
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:

@@ -12,8 +12,6 @@ from rungs.common.errors import UserError
 from tests.support.starting import go, refusal
 from tests.support.tiny_run import make_run, train
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

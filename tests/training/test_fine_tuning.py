@@ -25,7 +25,6 @@ from rungs.run.folder import RunFolder, StartOptions
 from rungs.step.state import named_arrays
 from rungs.training.start import model_and_optimizer
 from tests.cli.test_plan import planned
-from tests.support.charts import draw_no_charts
 from tests.support.configs import ONE_FILE, mesh_of, model_config, train_config
 from tests.support.starting import files, go, refusal
 from tests.support.tiny_run import (
@@ -37,8 +36,6 @@ from tests.support.tiny_run import (
     make_run,
     write_start,
 )
-
-pytestmark = pytest.mark.usefixtures("no_charts")
 
 LORA = {"rank": 3, "alpha": 12.0, "targets": ["query", "output", "up", "down"]}
 ORIGIN = Origin(source="someone/small", model_type="gpt2", dtype="bfloat16")
@@ -96,9 +93,7 @@ def tuned(datasets_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFo
     """A finished run with LoRA on imported weights, saved in shards."""
     folder = tmp_path_factory.mktemp("tuned") / "run"
     run = imported_run(folder, lora=LORA, max_weights_file_bytes=10_000)
-    with pytest.MonkeyPatch.context() as patch:
-        draw_no_charts(patch)
-        assert go(run, datasets_dir) == 0
+    assert go(run, datasets_dir) == 0
     return run
 
 

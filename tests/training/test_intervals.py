@@ -25,8 +25,6 @@ from tests.support.configs import train_config
 from tests.support.starting import go, refusal
 from tests.support.tiny_run import assert_same_outcome, change, make_run
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 def validations(run: RunFolder) -> list[int]:
     steps = metrics.read(run.metrics)

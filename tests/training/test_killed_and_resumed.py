@@ -12,7 +12,7 @@ from rungs.parallel.sharding import one_device
 from rungs.run.folder import RunFolder, StartOptions
 from rungs.training.dataset_learner import on_datasets
 from rungs.training.start import launch
-from tests.support.sharded_models import DEEPSEEK, RECIPE, RECIPE_OF_MUON
+from tests.support.sharded_models import DEEPSEEK
 from tests.support.starting import Killed, die_before
 from tests.support.tiny_run import (
     assert_same_outcome,
@@ -27,7 +27,6 @@ from tests.support.tiny_run import (
 )
 from tests.training.test_own_objective import load_example
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 START = "the folder of weights to start from"
 SHORT: dict[str, Any] = {
     "min_train_tokens": 8 * 128,
@@ -44,10 +43,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"gradient_accumulation_steps": 1, "sharding": {"mode": "fsdp", "devices": 2}},
         {},
     ),
-    "muon's recipe": (
-        {"schedule": "linear"} | RECIPE_OF_MUON,
-        RECIPE | {"zero_init_residual": True},
-    ),
     "adamw in float8": ({"compute_dtype": "bfloat16", "matmul_dtype": "float8"}, {}),
     "lion and lora": (
         {"optimizer": "lion", "schedule": "warmup_stable_decay", "start_from": START, "lora": LORA},
@@ -55,23 +50,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     # wide enough that it factors the second moments of matrices
     "adafactor": ({"optimizer": "adafactor", "schedule": "constant"}, {"emb_dim": 128}),
-    "sgd and steps that grow": ({"optimizer": "sgd", "batch_growth": {"4": 2}}, {}),
     "experts balanced by biases": (
         {"balance_bias_rate": 0.05},
         {k: v for k, v in DEEPSEEK.items() if k != "head_dim"},
     ),
-    "dpo": (PREFERENCES | {"objective": "dpo"}, {}),
     "kto": (PREFERENCES | {"objective": "kto", "dataset": "unpaired"}, {}),
-    "shuffled documents": (
-        {"dataset": "documents", "shuffle": "documents", "min_train_tokens": 512, "epochs": 2},
-        {},
-    ),
     "packed documents": (
         {"dataset": "documents", "documents": "separate", "packing": "best_fit", "epochs": 2}
         | {"shuffle": True, "min_train_tokens": 512},
         {},
     ),
-    "a teacher": (DISTILLED, {"n_layers": 1}),
     "a teacher's stored predictions": (DISTILLED | {"teacher_top_k": 7}, {"n_layers": 1}),
     "multi-token prediction with muon": (
         {"objective": "multi_token", "optimizer": "muon", "ema_decay": 0.9},

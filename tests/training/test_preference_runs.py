@@ -1,7 +1,6 @@
 """Runs that learn from preferences: the reference's log-probabilities, metrics, validation,
 resuming bit for bit, failed steps, LoRA, every mesh."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.support.tiny_run import (
     PAIRS,
     RARE,
     change,
-    final_arrays,
     last_checkpoint,
     make_dataset,
     make_preferences,
@@ -36,7 +34,6 @@ from tests.support.tiny_run import (
     make_unpaired,
     write_start,
 )
-from tests.support.two_processes import train_to_end
 
 DPO: dict[str, Any] = {
     "dataset": "prefs",
@@ -46,7 +43,6 @@ DPO: dict[str, Any] = {
     "drop_rate": 0.0,
     "learning_rate": 0.01,
 }
-pytestmark = pytest.mark.usefixtures("no_charts")
 LORA = {"rank": 2, "alpha": 4, "targets": ["query", "value"]}
 
 
@@ -123,35 +119,6 @@ def test_the_reference_is_stored_and_reused(
     stored.write_bytes(content)
     train(run, tmp_path, dry_run=True)
     assert np.array_equal(load_file(stored)["log_probs"], found)
-
-
-@pytest.mark.long
-def test_two_processes_learn_and_average_as_one_does(base: Path, tmp_path: Path) -> None:
-    mesh = {"mode": "fsdp_tp", "data": 2, "tensor": 2}
-    keys = {"microbatch_size": 8, "gradient_accumulation_steps": 1, "lora": LORA, "ema_decay": 0.9}
-    alone, both = (
-        make(base, tmp_path, name, **keys, sharding=sharding)
-        for name, sharding in (("alone", None), ("both", mesh))
-    )
-    train(alone, tmp_path)
-    for file in (tmp_path / "prefs").glob("reference-*/00000.safetensors"):
-        shutil.rmtree(file.parent)
-    train_to_end(both, tmp_path)
-    one, other = metrics.read(both.metrics), metrics.read(alone.metrics)
-    assert len(one) == len(other) > 4
-    assert other[0].train_loss == pytest.approx(np.log(2), rel=1e-5)
-    for found, expected in zip(one, other, strict=True):
-        assert found.train_loss == pytest.approx(expected.train_loss, rel=1e-5)
-    assert one[-1].validation_loss == pytest.approx(other[-1].validation_loss, rel=1e-5)
-    losses = [run[-1].ema_validation_loss for run in (one, other)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    arrays, expected_arrays = (
-        {name: array for name, array in final_arrays(run).items() if ".ema." in name}
-        for run in (both, alone)
-    )
-    assert arrays.keys() == expected_arrays.keys() != set()
-    for name, array in expected_arrays.items():
-        np.testing.assert_allclose(arrays[name], array, rtol=1e-4, atol=3e-4, err_msg=name)
 
 
 def test_batches_hold_whole_pairs(tmp_path: Path) -> None:
@@ -281,7 +248,7 @@ def test_a_failed_step_is_left_out_and_replayed(
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("mode", "sizes", "objective"),
-    [("tp", (1, 2), "simpo"), ("cp", (2, 2), "ipo"), ("fsdp", (4, 1), "kto")],
+    [("tp", (1, 2), "simpo"), ("cp", (2, 2), "kto")],
 )
 def test_every_mesh_gives_the_same(
     base: Path, tmp_path: Path, mode: Any, sizes: tuple[int, int], objective: str

@@ -22,7 +22,6 @@ from rungs.training.dataset_learner import on_datasets
 from rungs.training.resume import find_branch_point
 from rungs.training.run_length import RunLength, TimedLength
 from rungs.training.start import launch
-from tests.support.charts import draw_no_charts
 from tests.support.configs import model_config, train_config
 from tests.support.tiny_run import assert_same_outcome, change, make_run
 
@@ -132,7 +131,6 @@ def clock() -> Iterator[None]:
     time = iter(range(1_000_000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: float(next(time))))
-        draw_no_charts(patch)
         yield
 
 

@@ -26,8 +26,6 @@ from tests.support.tiny_run import (
     train,
 )
 
-pytestmark = pytest.mark.usefixtures("no_charts")
-
 
 @pytest.mark.long
 def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(

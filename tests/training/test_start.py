@@ -24,7 +24,7 @@ from tests.support.tiny_run import (
     make_run,
 )
 
-pytestmark = pytest.mark.usefixtures("no_charts", "messages")
+pytestmark = pytest.mark.usefixtures("messages")
 
 WIDE = {"emb_dim": 128}
 """Wide enough that adafactor factors the second moments of matrices."""

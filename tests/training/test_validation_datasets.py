@@ -24,7 +24,6 @@ from rungs.run.folder import RunFolder
 from tests.support.starting import go
 from tests.support.tiny_run import change, change_model, final_arrays, make_dataset, make_run
 
-pytestmark = pytest.mark.usefixtures("no_charts")
 SHORT = {"min_train_tokens": 6 * 128}
 
 

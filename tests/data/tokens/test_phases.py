@@ -171,7 +171,6 @@ def test_the_plan_says_what_is_read(tmp_path: Path, place: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("no_charts")
 def test_a_run_resumes_bit_for_bit_and_counts_its_tokens(tmp_path: Path, place: Path) -> None:
     def go(run: RunFolder) -> None:
         assert launch(run, run_config.load_run(run.path), StartOptions(), on_datasets(place)) == 0
