@@ -11,21 +11,13 @@ from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS
 from tests.support.tiny_run import ROOT
 
 
-def run(*command: object, cwd: Path) -> str:
-    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run("uv", "build", "--wheel", "--out-dir", folder, cwd=ROOT)
-    return next(folder.glob("rungs_lm-*.whl"))
-
-
 @pytest.mark.long
-def test_the_wheel_holds_the_package_committed_runs_and_schemas(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_committed_runs_and_schemas(
+    tmp_path: Path,
+) -> None:
+    build = ["uv", "build", "--quiet", "--wheel", "--out-dir", tmp_path]
+    subprocess.run(build, cwd=ROOT, check=True)
+    (wheel,) = tmp_path.glob("rungs_lm-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     package = (path for path in (ROOT / "rungs").rglob("*") if "__pycache__" not in path.parts)
     expected = {path.relative_to(ROOT).as_posix() for path in package if path.is_file()}

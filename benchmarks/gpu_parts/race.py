@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
     "validation_tokens": 1024,
     "validation_minutes": 0.02,
 }
-REHEARSAL: dict[str, Any] = {"budget": {"minutes": 0.1}, "target": 8.0, "seeds": 2}
+REHEARSAL: dict[str, Any] = {"budget": {"minutes": 0.1}, "target": 8.0}
 
 
 def figures(setting: Setting) -> Iterator[Figure]:

@@ -194,7 +194,7 @@ def test_the_table_has_times_if_the_speed_is_known(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     without = ladder(run, "--datasets-dir", tmp_path).stdout
     assert "time" not in without.splitlines()[0]
-    assert "or give --tokens-per-second" in without
+    assert "give it as --tokens-per-second" in without
     assert "tiny is not here, so the number of epochs is not known" in without
     timed = ladder(run, "--datasets-dir", tmp_path, "--device", "mine:1e10:1e9:1e12").stdout
     assert timed.splitlines()[0].endswith("learning rate        time")

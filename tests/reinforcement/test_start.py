@@ -32,7 +32,6 @@ from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from rungs.training.failed_steps import find_failed_step, open_failed_step
 from rungs.training.replay import replay as replay_failed
-from rungs.training.trainer import Trainer
 from tests.support.tiny_reinforcement import (
     MODEL,
     make_reinforcement_run,
@@ -177,20 +176,12 @@ def kill_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "kill",
-    [(PolicyUpdater, "update", 4), (Trainer, "_save", 1)],
-    ids=lambda kill: f"{kill[1]}-{kill[2]}",
-)
 def test_a_killed_run_ends_as_if_nothing_had_happened(
-    kill: tuple[Any, str, int],
-    start: Path,
-    uninterrupted: RunFolder,
-    tmp_path: Path,
+    start: Path, uninterrupted: RunFolder, tmp_path: Path
 ) -> None:
     run = make_reinforcement_run(tmp_path / "run", start)
     with pytest.MonkeyPatch.context() as patch:
-        kill_in(patch, *kill)
+        kill_in(patch, PolicyUpdater, "update", 4)
         with pytest.raises(Killed):
             reinforce(run)
     assert reinforce(run) == 0
@@ -352,14 +343,11 @@ def test_a_run_nears_its_teacher_and_resumes(start: Path, tmp_path: Path) -> Non
     assert 0 < 2 * divergences[-1] < divergences[0], divergences
     assert all(step.clipped_ratios is not None for step in steps)
 
-    first: list[Any] = []
-    for sharding in ({"devices": 1}, {"mode": "fsdp", "devices": 2}):
-        name = tmp_path / f"on-{sharding['devices']}"
-        run = make_reinforcement_run(name, start, **keys | {"steps": 1, "sharding": sharding})
-        assert reinforce(run) == 0
-        first += steps_of(run)
+    keys |= {"steps": 1, "sharding": {"mode": "fsdp", "devices": 2}}
+    shared = make_reinforcement_run(tmp_path / "shared", start, **keys)
+    assert reinforce(shared) == 0
     for field in ("teacher_kl", "gradient_norm", "clipped_ratios"):
-        found, expected = (getattr(step, field) for step in first)
+        found, expected = (getattr(one[0], field) for one in (steps_of(shared), steps))
         assert found == pytest.approx(expected, rel=1e-4), field
 
 

@@ -129,24 +129,6 @@ def test_a_cooldown_continues_the_state_with_another_schedule_and_length(
     np.testing.assert_array_equal(step, 20)
 
 
-@pytest.mark.long
-def test_a_longer_branch_does_not_warm_up_again(place: Path, tmp_path: Path) -> None:
-    """20% of 72 steps would reach to step 14."""
-    child = branch(place, tmp_path / "child", 10, "epochs=3")
-    rates = {one.global_step: one.learning_rate for one in metrics.read(child.metrics)}
-    assert len(rates) == 72
-    assert {rates[step] for step in range(5, 72)} == {rates[10]}
-    assert "learning rate of step" not in child.log.read_text()
-    grandchild = branch(place, tmp_path / "more", 20, "epochs=4", parent=child.path)
-    lineage = load_run(grandchild.path).train.lineage
-    assert lineage
-    assert lineage.warmup_of == 24
-    assert branch(place, grandchild.path, 20, "epochs=4", parent=child.path) == grandchild
-    again = branch(place, tmp_path / "again", 10, "epochs=3", "warmup_period_percent=30")
-    line = "learning rate of step 10: 0.00455, but 0.01 with the schedule, rate and length before"
-    assert line in again.log.read_text()
-
-
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_warmup_of_a_run_whose_length_its_last_checkpoint_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timed: bool

@@ -14,13 +14,11 @@ from rungs.run.folder import RunFolder
 from rungs.run.step_table import StepTable
 from tests.support.starting import go, refusal
 from tests.support.tiny_run import (
-    assert_same_outcome,
     change,
     final_arrays,
     last_checkpoint,
     losses,
     make_dataset,
-    make_run,
 )
 
 pytestmark = pytest.mark.usefixtures("messages")
@@ -69,22 +67,6 @@ def test_best_starts_over_when_the_validation_data_changes(
     assert "validation data" not in messages.text
 
 
-@pytest.mark.long
-def test_the_shard_size_may_change_between_starts(
-    copy: RunFolder, finished: RunFolder, datasets_dir: Path
-) -> None:
-    def resume_from(step: int, limit: int) -> None:
-        change(copy, max_weights_file_bytes=limit)
-        assert go(copy, datasets_dir, rewind_to=f"step-{step:06d}") == 0
-        assert_same_outcome(copy, finished)
-
-    resume_from(15, limit=20_000)
-    for saved in list_checkpoints(copy.checkpoints)[-2:]:
-        assert len(list(saved.folder.glob("model-*.safetensors"))) == 5
-    resume_from(20, limit=5_000_000_000)
-    assert (last_checkpoint(copy).folder / "model.safetensors").is_file()
-
-
 @pytest.mark.parametrize(
     ("file", "key", "value", "hint"),
     [
@@ -104,20 +86,6 @@ def test_changed_hyperparameters_are_refused(
     message = refusal(copy, datasets_dir)
     assert message.startswith(f"{copy.path / file}: {key}: was ")
     assert f"is now {json.dumps(value)}; {hint}" in message
-
-
-@pytest.mark.long
-def test_a_key_without_effect_is_reported_at_the_first_start(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
-    """At a later one it must stay: a changed key is refused."""
-    run = make_run(tmp_path / "run", momentum=0.9, min_train_tokens=128)
-    assert go(run, datasets_dir) == 0
-    line = f'{run.path}/train.json: momentum: has no effect with optimizer "adamw"; remove it'
-    assert f"WARNING {line}" in run.log.read_text()
-    change(run, min_train_tokens=256)
-    assert go(run, datasets_dir, extend=True) == 0
-    assert run.log.read_text().count(line) == 1
 
 
 def test_a_checkpoint_without_a_checksum_of_its_tokens_is_refused() -> None:

@@ -75,15 +75,6 @@ def check_table(text: str) -> None:
     assert names[-3:] == ["sum of kernels", "data, on the host", "a step, by the clock"]
 
 
-@pytest.mark.long
-def test_a_run_without_steps_left_is_refused(datasets_dir: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", min_train_tokens=4 * 128)
-    done = train(run, datasets_dir, "--profile", "2")
-    assert done.returncode == 2
-    assert "--profile 2: needs 5 steps, and the run has 4 left; --fresh" in done.stderr
-    assert not run.profile.exists()
-
-
 @pytest.mark.parametrize("option", [("--dry-run",), ("--mirror", "copies"), ("--supervise",)])
 def test_options_that_do_not_fit_are_refused(option: tuple[str, ...]) -> None:
     result = CliRunner().invoke(train_command.main, ["run", "--profile", "2", *option])

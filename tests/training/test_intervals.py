@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from rungs.checkpointing.checkpoint_folder import list_checkpoints
-from rungs.common.signals import Interrupted
 from rungs.config.run_config import load_run
 from rungs.planning.forecast import disk_space
 from rungs.run import metrics, records
@@ -18,7 +17,6 @@ from rungs.run.folder import RunFolder
 from rungs.run.metrics import StepMetrics
 from rungs.run.records import Event
 from rungs.training import trainer
-from rungs.training.dataset_learner import DatasetLearner
 from rungs.training.trainer import EarlyStop, IntervalLosses, Intervals
 from tests.support import recorded_runs
 from tests.support.configs import train_config
@@ -199,27 +197,6 @@ def test_a_run_ends_early_says_so_and_goes_on_when_more_is_allowed(
     assert "stopped_after" not in json.loads(
         (list_checkpoints(plain.checkpoints)[-1].folder / "meta.json").read_text()
     )
-
-
-@pytest.mark.long
-def test_a_stop_that_a_signal_delays_is_decided_by_the_next_start(
-    tmp_path: Path, datasets_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = make_run(tmp_path / "run", **CONSTANT, stop_after=2)
-    validate = DatasetLearner.validate
-
-    def interrupted(self: Any, found: StepMetrics, stops: Any) -> StepMetrics:
-        if found.global_step == 4:
-            raise Interrupted
-        return validate(self, found, stops)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DatasetLearner, "validate", interrupted)
-        go(run, datasets_dir)
-    assert list_checkpoints(run.checkpoints)[-1].meta.stopped_after is None
-    assert go(run, datasets_dir) == 0
-    assert steps_of(run) == 5
-    assert list_checkpoints(run.checkpoints)[-1].meta.stopped_after == 2
 
 
 def test_it_needs_a_validation_split(datasets_dir: Path, tmp_path: Path) -> None:

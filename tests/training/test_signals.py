@@ -28,28 +28,6 @@ from tests.support.tiny_run import (
 
 
 @pytest.mark.long
-def test_a_signal_saves_at_the_next_step_and_the_same_command_resumes(
-    datasets_dir: Path, tmp_path: Path
-) -> None:
-    number = signal.SIGUSR1
-    straight = make_run(tmp_path / "straight", epochs=20, checkpoint_interval=60)
-    stopped = make_run(tmp_path / "stopped", epochs=20, checkpoint_interval=60)
-    assert train(straight, datasets_dir).returncode == 0
-    errors = tmp_path / "stderr"
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(command(stopped, datasets_dir), stderr=stderr)
-    wait_for(lambda: len(losses(stopped)) > 30)
-    process.send_signal(number)
-    assert process.wait(timeout=600) == 128 + number, errors.read_text()
-    assert "Traceback" not in errors.read_text()
-    saved = last_checkpoint(stopped)
-    assert saved.step == len(losses(stopped)) - 1 < 479
-    assert saved.meta.selection_loss is None
-    assert train(stopped, datasets_dir).returncode == 0
-    assert_same_outcome(stopped, straight)
-
-
-@pytest.mark.long
 def test_a_signal_interrupts_a_validation_and_the_next_start_repeats_it(
     finished: RunFolder, datasets_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

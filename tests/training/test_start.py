@@ -58,13 +58,10 @@ def test_a_dataset_without_a_tokenizer_has_no_bits_per_byte(finished: RunFolder)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("drawn_charts")
 def test_starting_a_finished_run_repairs_links_and_charts(
-    copy: RunFolder,
-    datasets_dir: Path,
-    messages: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    copy: RunFolder, datasets_dir: Path, messages: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.undo()  # charts are drawn again
     for chart in copy.charts:
         chart.unlink()
     before = files(copy.path)
@@ -109,20 +106,14 @@ def test_a_crash_loses_only_the_steps_after_the_last_checkpoint(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["best", "by name"])
 def test_rewinding_moves_later_steps_aside_and_repeats_them(
-    name: str, copy: RunFolder, finished: RunFolder, datasets_dir: Path
+    copy: RunFolder, finished: RunFolder, datasets_dir: Path
 ) -> None:
-    checkpoints = list_checkpoints(copy.checkpoints)
-    target = best_of(checkpoints) if name == "best" else checkpoints[-2]
-    assert target is not None
-    later = [c.folder.name for c in checkpoints if c.step > target.step]
-    wanted = target.folder.name if name == "by name" else name
-    assert go(copy, datasets_dir, rewind_to=wanted) == 0
+    *_, target, last = list_checkpoints(copy.checkpoints)
+    assert go(copy, datasets_dir, rewind_to=target.folder.name) == 0
     assert_same_outcome(copy, finished)
-    assert sorted(p.name for p in copy.aside.glob("*/checkpoints/*")) == later
-    if later:
-        assert len(metrics_module.read(next(copy.aside.glob("*/metrics.jsonl")))) == 24
+    assert [p.name for p in copy.aside.glob("*/checkpoints/*")] == [last.folder.name]
+    assert len(metrics_module.read(next(copy.aside.glob("*/metrics.jsonl")))) == 24
 
 
 def command(*arguments: object) -> Result:

@@ -2,7 +2,6 @@
 
 import math
 import re
-import shutil
 import string
 from pathlib import Path
 
@@ -83,18 +82,6 @@ def test_the_loss_on_another_dataset_is_recorded_and_nothing_else_changes(
     best = min(validated, key=lambda step: step.validation_loss or 0)
     assert best.validation_losses is not None
     assert float(shown[1]) == pytest.approx(best.validation_losses["other"], abs=1e-4)
-
-
-@pytest.mark.long
-def test_a_dataset_can_be_added_when_a_run_is_resumed(tmp_path: Path, datasets_dir: Path) -> None:
-    run = make_run(tmp_path / "run", **SHORT)
-    assert go(run, datasets_dir) == 0
-    shutil.rmtree(list_checkpoints(run.checkpoints)[-1].folder)
-    change(run, validation_datasets=["other"])
-    assert go(run, datasets_dir) == 0
-    last = metrics.read(run.metrics)[-1]
-    assert last.validation_losses is not None
-    assert "other" in last.validation_losses
 
 
 @pytest.mark.parametrize(
