@@ -15,7 +15,7 @@ from tests.support.tiny_run import ROOT
 def test_the_wheel_holds_the_package_committed_runs_and_schemas(
     tmp_path: Path,
 ) -> None:
-    build = ["uv", "build", "--quiet", "--wheel", "--out-dir", tmp_path]
+    build = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("rungs_lm-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}

@@ -8,7 +8,6 @@ signal to the process itself.
 import errno
 import fcntl
 import os
-import pathlib
 import re
 import resource
 import shutil
@@ -25,9 +24,8 @@ from flax import nnx
 
 from rungs.checkpointing import checkpoint_folder, load, manifest, saver, weights_file
 from rungs.common import disk, run_log
-from rungs.common.signals import StopSignal
 from rungs.data.tokens.loader import Batch, TrainingData
-from rungs.parallel import processes, target_device
+from rungs.parallel import target_device
 from rungs.planning import advice
 from rungs.run import layer_record
 from rungs.run.metrics import MetricsLog
@@ -129,7 +127,6 @@ MOMENTS = {
     **AT_THE_END,
     "between a late validation and its save": Moment(saver.Saver, "save"),
     "in the optimizer's part": Moment(saver, "named_arrays"),
-    "between two moves": Moment(pathlib.Path, "rename"),
     "between a row of layers and its header": Moment(layer_record, "_header"),
     "while the layers are cut": Moment(disk, "replace_file", is_after=True, condition=is_layers),
 }
@@ -259,11 +256,6 @@ def limit_memory_of_steps(megabytes: str) -> None:
 # Mistakes in resuming
 
 
-def reset_step_count() -> None:
-    """Restore the optimizer's count of steps, which is part of dropout's random key, as 0."""
-    _restore_as_zeros("step")
-
-
 def reset_first_moments() -> None:
     """Restore the mean of gradients as 0."""
     _restore_as_zeros("mu")
@@ -292,33 +284,6 @@ def skip_a_batch() -> None:
             yield self.batch(self.total_steps - 1, *args)
 
     TrainingData.batches = ahead  # type: ignore[method-assign, assignment]
-
-
-def repeat_last_line() -> None:
-    """Add the line of the step that was saved to the metrics again."""
-    init = MetricsLog.__init__
-
-    def init_and_repeat(self: Any, path: Any, last_step: int, *others: Any) -> None:
-        init(self, path, last_step, *others)
-        if last_step >= 0:
-            self._file.write(path.read_bytes().splitlines(keepends=True)[-1])
-
-    MetricsLog.__init__ = init_and_repeat  # type: ignore[assignment, method-assign]
-
-
-SHORT_HEARTBEAT_SECONDS = 15
-
-
-def slow_charts(seconds: str) -> None:
-    """Take long for the last charts, longer than heartbeats may be late."""
-    processes.HEARTBEAT_TIMEOUT_SECONDS = SHORT_HEARTBEAT_SECONDS
-    finish = ChartProcess.finish
-
-    def finish_late(self: ChartProcess, stop: StopSignal) -> None:
-        time.sleep(float(seconds))
-        finish(self, stop)
-
-    ChartProcess.finish = finish_late  # type: ignore[method-assign]
 
 
 def trace_for(platform: str) -> None:
