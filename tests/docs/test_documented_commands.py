@@ -15,7 +15,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.docs.test_task_pages import ONLY_READ
-from tests.support.checkout import make_checkout, publish, run_shell
+from tests.support.checkout import publish, run_shell
 from tests.support.commands import check_arguments
 from tests.support.committed_runs import ROOT
 from tests.support.documented_commands import PAGES, commands, is_fenced
@@ -195,20 +195,14 @@ def change(path: Path, **keys: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    make_checkout(tmp_path)
-    for name in ("openai-community/gpt2", "Qwen/Qwen2.5-0.5B-Instruct"):
-        (tmp_path / name).parent.mkdir()
-        publish(tmp_path / name)
-    write_files(tmp_path)
-    write_runs(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("page", [page for page in _PAGES if to_run(page)])
 def test_commands_run(page: str, checkout: Path) -> None:
+    for name in ("openai-community/gpt2", "Qwen/Qwen2.5-0.5B-Instruct"):
+        (checkout / name).parent.mkdir()
+        publish(checkout / name)
+    write_files(checkout)
+    write_runs(checkout)
     assert not run_shell(BEFORE.get(page, ""), checkout)
     found = [run_shell(command.replace(" & ", " &\n"), checkout) for command in to_run(page)]
     assert not "".join(found)

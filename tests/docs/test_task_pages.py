@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkout import make_checkout, publish, run_shell, write
+from tests.support.checkout import publish, run_shell, write
 from tests.support.committed_runs import ROOT
 
 PAGES = ROOT / "docs" / "tasks"
@@ -21,12 +21,6 @@ PUBLISHED = "Qwen/Qwen2.5-0.5B-Instruct"
 ONLY_READ = {"add-a-layer", "add-a-metric", "serve-and-share", "let-an-agent-search"}
 """Pages whose commands are tests and checks that run anyway, after changes to the code, or need a
 package or a model that is there; `test_documented_commands.py` runs the last."""
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    make_checkout(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.long

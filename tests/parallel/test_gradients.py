@@ -175,16 +175,12 @@ CASES: list[tuple[str, str, int, int, int, tuple[Any, ...]]] = [
     ("experts", "fsdp", 8, 1, 1, (DOTS,)),
     ("no-layers", "fsdp_tp", 4, 2, 2, ()),
     ("recipe", "tp", 1, 8, 2, (FULL,)),
-    ("recipe", "cp", 2, 4, 1, (DOTS,)),
     ("olmo", "fsdp_tp", 4, 2, 2, (DOTS,)),
     ("llama", "cp", 2, 4, 1, ()),
-    ("experts", "cp", 1, 2, 1, (FULL,)),
     ("hybrid", "fsdp_tp", 2, 4, 2, (DOTS,)),
     ("hybrid", "cp", 2, 2, 1, (FULL,)),
     ("latent", "fsdp_tp", 2, 4, 1, (DOTS,)),
-    ("deepseek", "fsdp_tp", 4, 2, 1, (FULL,)),
     ("deepseek", "cp", 2, 2, 1, (DOTS,)),
-    ("sinks", "fsdp_tp", 2, 4, 2, (DOTS,)),
     ("sinks", "cp", 2, 4, 1, (FULL,)),
 ]
 
