@@ -15,10 +15,12 @@ from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROO
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SHORT = {
-    "train.json": {"min_train_tokens": 16_384, "validation_tokens": 2_048},
+    "train.json": {"min_train_tokens": 4_096, "validation_tokens": 512},
     "reinforce.json": {"steps": 2, "prompts_per_step": 8, "validation_samples": 2},
 }
 """Keys of runs in the tests."""
+CONTEXTS = {128: 32}
+"""Of models, in the tests."""
 FEWER = {
     "budget": {"steps": 6},
     "grid": {"learning_rate": [0.003, 0.01]},
@@ -66,8 +68,8 @@ def make_checkout(folder: Path) -> None:
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     for file in ROOT.glob("experiments/*/experiment.json"):
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
-    model = json.loads((ROOT / "runs/layers/model.json").read_text())
-    write(folder / "runs/layers/model.json", json.dumps(model | {"emb_dim": 32}))
+    layers = folder / "runs/layers/model.json"
+    layers.write_text(json.dumps(json.loads(layers.read_text()) | {"emb_dim": 32}))
     (folder / "books").mkdir()
     for page in ROOT.glob("docs/*.md"):
         shutil.copy(page, folder / "books" / f"{page.stem}.txt")
@@ -84,6 +86,10 @@ def write(path: Path, text: str) -> None:
         text *= CHATS
     elif path.name == "experiment.json":
         text = json.dumps({key: FEWER.get(key, value) for key, value in json.loads(text).items()})
+    elif path.name == "model.json":
+        content = json.loads(text)
+        length = content["context_length"]
+        text = json.dumps(content | {"context_length": CONTEXTS.get(length, length)})
     elif path.name in SHORT:
         content = json.loads(text)
         text = json.dumps(content | (SEVERAL_EPOCHS if "epochs" in content else SHORT[path.name]))
