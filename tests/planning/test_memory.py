@@ -81,6 +81,7 @@ def test_on_accelerators_each_device_of_dp_has_a_part_of_moments_and_of_one_grad
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("shared_traces")
 def test_each_edit_fits_and_keeps_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     mesh = mesh_of(4)
     config = run_of(mesh, remat="none")

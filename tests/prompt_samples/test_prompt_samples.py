@@ -28,14 +28,6 @@ def sampled(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> Run
     return run
 
 
-@pytest.fixture(scope="module")
-def sampled_alone(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) -> RunFolder:
-    """The same run in a process of its own, like those that are compared with it bit by bit."""
-    run = prompted_run(tmp_path_factory.mktemp("alone") / "run", keep_checkpoints=-1)
-    assert train(run, datasets_dir).returncode == 0
-    return run
-
-
 def texts(run: RunFolder) -> dict[tuple[int, str, str], str]:
     return {(one.step, one.prompt, one.kind): one.text for one in records.read_samples(run)}
 
@@ -65,21 +57,19 @@ def test_greedy_texts_are_the_most_likely_tokens(sampled: RunFolder) -> None:
 
 
 @pytest.mark.long
-def test_it_does_not_change_the_run(
-    sampled_alone: RunFolder, datasets_dir: Path, tmp_path: Path
-) -> None:
+def test_it_does_not_change_the_run(sampled: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
     plain = prompted_run(tmp_path / "run", keep_checkpoints=-1, sample_prompts=[])
-    assert train(plain, datasets_dir).returncode == 0
+    assert go(plain, datasets_dir) == 0
     assert not plain.prompt_samples.exists()
-    assert_same_outcome(sampled_alone, plain)
+    assert_same_outcome(sampled, plain)
 
 
 @pytest.mark.long
 def test_going_back_drops_later_samples(datasets_dir: Path, tmp_path: Path) -> None:
     run = prompted_run(tmp_path / "run", keep_checkpoints=-1)
-    assert train(run, datasets_dir).returncode == 0
+    assert go(run, datasets_dir) == 0
     change(run, sample_prompts=["another"])
-    assert train(run, datasets_dir, "--from", "step-000010").returncode == 0
+    assert go(run, datasets_dir, rewind_to="step-000010") == 0
     prompts = {(one.step, one.prompt) for one in records.read_samples(run)}
     assert {step for step, prompt in prompts if prompt == PROMPTS[0]} == {0, 5, 10}
     assert {step for step, prompt in prompts if prompt == "another"} == {0, 5, 10, 15, 20, 23}

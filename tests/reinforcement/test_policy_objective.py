@@ -211,7 +211,6 @@ def assert_as_expected(found: StepResult, taken: Taken, wanted: Expected) -> Non
     [
         ("dp", 1, 4, 0.0),
         pytest.param("zero", 4, 1, KL, marks=pytest.mark.long),
-        pytest.param("fsdp", 4, 4, KL, marks=pytest.mark.long),
     ],
 )
 def test_two_updates_are_those_of_the_definition(

@@ -15,7 +15,7 @@ from tests.support.committed_runs import COMMITTED_RUNS, REINFORCEMENT_RUNS, ROO
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SHORT = {
-    "train.json": {"min_train_tokens": 4_096, "validation_tokens": 512},
+    "train.json": {"min_train_tokens": 8_192, "validation_tokens": 512},
     "reinforce.json": {"steps": 2, "prompts_per_step": 8, "validation_samples": 2},
 }
 """Keys of runs in the tests."""
