@@ -96,8 +96,6 @@ def check_against_the_program(run: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("architecture", "mode", "mesh", "train"),
     [
-        ("llama", "tp", (1, 8), {"gradient_accumulation_steps": 2}),
-        ("gemma", "fsdp_tp", (2, 4), {"remat": "full"}),
         ("experts", "fsdp_tp", (2, 4), {}),
         ("gpt2", "cp", (1, 8), {"remat": "none"}),
         ("recipe", "fsdp", (8, 1), {}),

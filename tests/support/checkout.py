@@ -25,8 +25,8 @@ FEWER = {
     "budget": {"steps": 6},
     "grid": {"learning_rate": [0.003, 0.01]},
     "seeds": 2,
-    "budgets": [2e11, 3e11],
-    "predict": 4e11,
+    "budgets": [3e10, 5e10],
+    "predict": 8e10,
 }
 """Keys that an experiment.json may have, in place of larger values."""
 SEVERAL_EPOCHS = {"max_steps": 16}
@@ -68,8 +68,9 @@ def make_checkout(folder: Path) -> None:
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
     for file in ROOT.glob("experiments/*/experiment.json"):
         write(folder / file.relative_to(ROOT), file.read_text(encoding="utf-8"))
-    layers = folder / "runs/layers/model.json"
-    layers.write_text(json.dumps(json.loads(layers.read_text()) | {"emb_dim": 32}))
+    for name in ("layers", "mup"):
+        model = folder / "runs" / name / "model.json"
+        model.write_text(json.dumps(json.loads(model.read_text()) | {"emb_dim": 32}))
     (folder / "books").mkdir()
     for page in ROOT.glob("docs/*.md"):
         shutil.copy(page, folder / "books" / f"{page.stem}.txt")
