@@ -38,7 +38,7 @@ JobRequeue=1
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
-STEPS = 20
+STEPS = 10
 
 
 @pytest.fixture

@@ -112,6 +112,7 @@ def train_to_the_end(run: RunFolder, datasets_dir: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("tracker", ["tensorboard"], indirect=True)
 def test_a_killed_run_continues_in_the_same_run(
     tracker: str, local_stores: Path, tmp_path: Path
 ) -> None:
