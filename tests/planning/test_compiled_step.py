@@ -120,7 +120,6 @@ def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
             ("l4", "mixtral", "fsdp:2"),
             ("tpu-v5p", "gpt2-small", "dp:1"),
             ("tpu-v5e", "gemma", "fsdp_tp:2x2"),
-            ("tpu-v5p", "mixtral", "fsdp:2"),
             ("tpu7x", "mixtral", "fsdp:2"),
         ]
     ],

@@ -29,6 +29,8 @@ FEWER = {
     "predict": 8e10,
 }
 """Keys that an experiment.json may have, in place of larger values."""
+LARGER_MICROBATCH = 64
+"""Of experiments that set one: fewer steps for as many tokens."""
 SEVERAL_EPOCHS = {"max_steps": 16}
 """Keys of a train.json that goes through its data more than once."""
 CHATS = 400
@@ -86,7 +88,10 @@ def write(path: Path, text: str) -> None:
     if path.suffix == ".jsonl":
         text *= CHATS
     elif path.name == "experiment.json":
-        text = json.dumps({key: FEWER.get(key, value) for key, value in json.loads(text).items()})
+        content = {key: FEWER.get(key, value) for key, value in json.loads(text).items()}
+        if "microbatch_size" in content.get("changes", {}):
+            content["changes"]["microbatch_size"] = LARGER_MICROBATCH
+        text = json.dumps(content)
     elif path.name == "model.json":
         content = json.loads(text)
         length = content["context_length"]
