@@ -343,7 +343,7 @@ def test_a_run_nears_its_teacher_and_resumes(start: Path, tmp_path: Path) -> Non
     assert 0 < 2 * divergences[-1] < divergences[0], divergences
     assert all(step.clipped_ratios is not None for step in steps)
 
-    keys |= {"steps": 1, "sharding": {"mode": "fsdp", "devices": 2}}
+    keys["sharding"] = {"mode": "fsdp", "devices": 2}
     shared = make_reinforcement_run(tmp_path / "shared", start, **keys)
     assert reinforce(shared) == 0
     for field in ("teacher_kl", "gradient_norm", "clipped_ratios"):

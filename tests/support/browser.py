@@ -32,6 +32,7 @@ def tab(chromium: Any) -> Iterator[Any]:
     page.on("requestfailed", lambda each: problems.append(f"{each.url}: {each.failure}"))
     yield page
     page.evaluate("0")  # what happened before has been reported when this is answered
-    found = [*problems]
+    # aborted is what the page itself gives up, and on a busy machine a stream that it has read
+    found = [problem for problem in problems if "net::ERR_ABORTED" not in problem]
     context.close()
     assert not found, found
