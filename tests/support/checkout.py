@@ -74,8 +74,8 @@ def make_checkout(folder: Path) -> None:
         model = folder / "runs" / name / "model.json"
         model.write_text(json.dumps(json.loads(model.read_text()) | {"emb_dim": 32}))
     (folder / "books").mkdir()
-    for page in ROOT.glob("docs/*.md"):
-        shutil.copy(page, folder / "books" / f"{page.stem}.txt")
+    for name in ("models", "training", "planning"):
+        shutil.copy(ROOT / "docs" / f"{name}.md", folder / "books" / f"{name}.txt")
     uv = folder / "bin" / "uv"
     uv.parent.mkdir()
     uv.write_text(UV.format(python=sys.executable, uv=shutil.which("uv")))
