@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -21,7 +22,7 @@ SHORT = {
 """Keys of runs in the tests."""
 CONTEXTS = {128: 32}
 """Of models, in the tests."""
-FEWER = {
+FEWER: dict[str, Any] = {
     "budget": {"steps": 6},
     "grid": {"learning_rate": [0.003, 0.01]},
     "seeds": 2,
