@@ -12,9 +12,7 @@ from tests.support.tiny_run import ROOT
 
 
 @pytest.mark.long
-def test_the_wheel_holds_the_package_committed_runs_and_schemas(
-    tmp_path: Path,
-) -> None:
+def test_it_holds_the_package_committed_runs_and_schemas(tmp_path: Path) -> None:
     build = ["uv", "build", "--quiet", "--wheel", "--out-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("rungs_lm-*.whl")

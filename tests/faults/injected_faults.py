@@ -32,6 +32,7 @@ from rungs.run.metrics import MetricsLog
 from rungs.step import eval_step, train_step
 from rungs.training import dataset_learner, start
 from rungs.training.background import ChartProcess
+from tests.support import charts
 
 SECONDS_TO_A_SECOND_SIGNAL = 1.2
 MACHINE_BYTES = 900_000_000
@@ -161,7 +162,7 @@ def _act_at(name: str, count: str, act: Callable[..., object]) -> None:
     is about them."""
     owner, function, _, is_after, condition = MOMENTS[name]
     if owner is not ChartProcess:
-        ChartProcess._draw = lambda _: None  # type: ignore[method-assign, assignment]
+        charts.draw_none()
     act_at_call(owner, function, int(count), act, is_after, condition)
 
 

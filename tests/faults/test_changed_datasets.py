@@ -36,10 +36,6 @@ def copied_datasets(datasets_dir: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(datasets_dir, tmp_path / "datasets"))
 
 
-def truncate(file: Path) -> None:
-    os.truncate(file, 300)
-
-
 def overwrite(file: Path) -> None:
     """Write other tokens in place, as many as before."""
     with file.open("r+b") as opened:

@@ -23,7 +23,7 @@ from tests.support.tiny_run import (
 )
 
 RANDOM_KILLS = 2
-KILLED_IN_THE_LOOP = IN_THE_LOOP.keys() - {
+NEXT_TO_ANOTHER = {
     *("after a step is recorded", "after a validation", "after the metrics are flushed"),
     *("between the shards and their index", "between rename and links"),
 }
@@ -55,7 +55,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, datasets_dir: Path) 
 def test_kills_change_nothing(uninterrupted: RunFolder, datasets_dir: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "killed", **LONGER, **SHARDED)
     rng = random.Random(0)
-    late = [*sorted(KILLED_IN_THE_LOOP), *["at random"] * RANDOM_KILLS]
+    late = [*sorted(IN_THE_LOOP.keys() - NEXT_TO_ANOTHER), *["at random"] * RANDOM_KILLS]
     rng.shuffle(late)
     kill_at("before meta.json", run, datasets_dir, count=3)  # so that all can resume
     for moment in KILLED_AT_THE_START:

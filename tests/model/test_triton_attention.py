@@ -115,12 +115,9 @@ def calls_in(traced: Any) -> tuple[dict[str, int], str]:
     return collections.Counter(re.findall(r'name = "_(\w+)"', text)), text
 
 
-RARE_MODES = [("dp", "full", 2)]
-
-
 @pytest.mark.parametrize(
     ("mode", "remat", "forwards"),
-    [("fsdp", "dots", 1), *(pytest.param(*mode, marks=pytest.mark.long) for mode in RARE_MODES)],
+    [("fsdp", "dots", 1), pytest.param("dp", "full", 2, marks=pytest.mark.long)],
 )
 def test_a_step_runs_each_kernel_once_per_layer(mode: str, remat: str, forwards: int) -> None:
     """In a loop over pairs of layers, inside `jax.shard_map`, which checks along which mesh axes

@@ -21,7 +21,7 @@ SHORT = {
 }
 """Keys of runs in the tests."""
 CONTEXTS = {128: 32}
-"""Of models, in the tests."""
+"""Lengths of models, and those that they have in the tests."""
 FEWER: dict[str, Any] = {
     "budget": {"steps": 6},
     "grid": {"learning_rate": [0.003, 0.01]},

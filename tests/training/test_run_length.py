@@ -127,7 +127,7 @@ def test_a_step_that_takes_longer_than_all_minutes_is_followed_by_few(
 
 @pytest.fixture(scope="module")
 def clock() -> Iterator[None]:
-    """Each look at the clock is a second later; no charts."""
+    """Each look at the clock is a second later."""
     time = iter(range(1_000_000))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_length, "time", SimpleNamespace(monotonic=lambda: float(next(time))))
